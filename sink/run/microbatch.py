@@ -445,8 +445,6 @@ class TableSink:
         if not isinstance(refusal, TableChangedError):
             try:
                 base = self._committer.base_after(refusal, proposal.request)
-                if not attempt.begun.global_deletes and self.table.needs_global_deletes():
-                    raise TableChangedError("others wrote rows under another partition spec")
                 retries.wait(refusal)
                 return replace(proposal, base=base)
             except TableChangedError as error:
@@ -849,7 +847,8 @@ class TableSink:
             self._global_deletes = self.table.needs_global_deletes()
 
     def _prepare_global_deletes(self) -> None:
-        if deletes_by_value(self.plan.section) and (self._global_deletes or needs_global_deletes(self.plan)):
+        is_needed = self._global_deletes or needs_global_deletes(self.plan)
+        if is_needed and deletes_by_value(self.plan.section) and not self._is_guest:  # guests write none
             self.table.prepare_global_deletes()
 
     def _check_new_properties(self) -> None:

@@ -1043,6 +1043,24 @@ def test_others_write_under_an_older_partitioning(job: Job, was_empty: bool, whe
     assert job.rows() == [row(1, region), *left]
 
 
+@both_kinds
+def test_others_move_rows_to_an_older_partitioning(job: Job) -> None:
+    """Iceberg takes a compaction for no conflict."""
+    job.partition_by = ["bucket(2, id)"]
+    job.pipeline()
+    expressions = job.spark._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
+    update = job.java_table().updateSpec()
+    update.removeField(expressions.bucket("id", 2)).addField(expressions.bucket("id", 4)).commit()
+    job.partition_by = ["bucket(4, id)"]
+    job.write(insert(1, 2, 3))
+    job.run()
+    job.write([("+U", row(1, "us")), ("-D", row(2))])
+    options = "options => map('rewrite-all', 'true', 'output-spec-id', '0')"
+    with before_commit(lambda: job.call("rewrite_data_files", options)):
+        job.run()
+    assert job.rows() == [row(1, "us"), row(3)]
+
+
 @pytest.mark.parametrize("deletes", ["position", "equality"])
 def test_a_table_that_becomes_v3_between_write_and_commit(spark: SparkSession, tmp_path: Path, deletes: Any) -> None:
     """Position deletes of v2 are files that v3 refuses."""

@@ -53,7 +53,7 @@ from sink.targets.iceberg.table import IcebergTable
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
-from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen
+from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen, tiny_thresholds
 from tests.sink.test_kafka import Running
 from tests.stack.process import wait_until
 
@@ -223,22 +223,50 @@ def test_a_file_becomes_clean_once_nobody_deletes_from_it(
 
 
 @pytest.mark.spark
-def test_deletes_that_a_rewrite_carries_over_are_new(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Delta Lake: a tag says when rows of a file were deleted, and a rewrite's file has deletes from its first day."""
-    monkeypatch.setattr(rewrite_plan, "_SETTLED", 3)
+def test_deletes_that_a_rewrite_carries_over_are_dated(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta Lake: a tag says when rows of a file were deleted, and a rewrite's file may have deletes from its first day
+    on.
+    """
     job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
     for start in range(0, 40, 20):
         job.write([("+I", {"id": key, "region": "new"}) for key in range(start, start + 20)])
-    for key in range(5):
+    for key in range(4):
         job.write([("-D", {"id": key, "region": "new"})])
-    with rewriting(("begin", *4 * ("nothing",), ("write", "adopt"))) as done:
+    with rewriting(("begin", *3 * ("nothing",), ("write", "adopt"))) as done:
         job.run()
     assert len(done) == 1
     assert done[0] is not None
-    (file,) = (file for part in only_sink(job).table.rewritables() for file in part if file.deleted)
-    assert file.settled < 3
+    for commits in (0, 3):
+        for key in range(commits):
+            job.write([("+I", {"id": 100 + key, "region": "new"})])
+        job.run()
+        (file,) = (file for part in only_sink(job).table.rewritables() for file in part if file.deleted)
+        assert file.settled == commits
+
+
+@pytest.mark.spark
+def test_new_deletes_are_not_settled(spark: SparkSession, tmp_path: Path) -> None:
+    """Delta Lake: those in a file of the same commit, and those of others, who keep a file's tags."""
+    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
+    for key in range(10, 20):
+        job.write([("+I", {"id": key, "region": "new"})])
+    job.run()
+    job.write([("+U", {"id": key % 5, "region": str(key)}) for key in range(20)])
+    with tiny_thresholds(1, 3, spark):
+        job.run()
+    ages = [file.settled for part in only_sink(job).table.rewritables() for file in part if file.deleted]
+    assert ages
+    assert max(ages) < 3
+
+    job.write([("-D", {"id": 3, "region": ""})])
+    job.run()
+    job.sql("DELETE FROM {t} WHERE id = 4")
+    for key in range(20, 25):
+        job.write([("+I", {"id": key, "region": "new"})])
+    job.run()
+    ages = [file.settled for part in only_sink(job).table.rewritables() for file in part if file.deleted]
+    assert ages.count(0) == 1, "of others"
+    assert all(age >= 5 for age in ages if age), "of the sink"
 
 
 def test_a_window_opens_and_closes() -> None:

@@ -47,16 +47,15 @@ class DeltaCommitter(Committer):
             "table": self._table.layout.table_id,
         }
         tags = self._tags(request.prefix, request.operation)
-        actions = [tagged(json.loads(file), tags) for file in request.files]
+        actions = [_dated(tagged(json.loads(file), tags), base) for file in request.files]
         if request.truncates:
             actions += [remove_of(add) for add in self._table.live.values()]
         if request.index is not None:
             stored["index"] = request.index.stored
             actions += map(json.loads, request.index.removed)
             actions += request.index.replaced
-            deletes = {VECTOR: request.operation, DELETED_AT: str(base + 1)}
-            of_file = tags if request.index.replaced else deletes
-            actions += [tagged(json.loads(file), of_file) for file in request.index.files]
+            of_file = tags if request.index.replaced else {VECTOR: request.operation}
+            actions += [_dated(tagged(json.loads(file), of_file), base) for file in request.index.files]
         prefix = request.prefix
         own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
         state = self._table.own_state(prefix) | own | {"position": json.dumps(stored)}
@@ -87,9 +86,7 @@ class DeltaCommitter(Committer):
             state["merges"] = number
             tags = self._tags(request.prefix, operation) | {MINOR: number}
             files = [tagged(file, tags) for file in files]
-        files = [tagged(file, {POSITION: request.position_operation}) for file in files]
-        with_deletes = {DELETED_AT: str(base + 1)}  # micro-batches deleted these meanwhile
-        files = [tagged(file, with_deletes) if "deletionVector" in file["add"] else file for file in files]
+        files = [_dated(tagged(file, {POSITION: request.position_operation}), base) for file in files]
         actions = [*request.replaced, *files, domain(request.prefix, state)]
         try:
             self._send(request.prefix, operation, base, actions, request.summary)
@@ -167,6 +164,15 @@ class DeltaCommitter(Committer):
 def tagged(action: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:
     """An `add` with further tags, by which the sink knows its own files."""
     return {"add": {**action["add"], "tags": {**(action["add"].get("tags") or {}), **tags}}}
+
+
+def _dated(action: dict[str, Any], base: int) -> dict[str, Any]:
+    """An `add` with the version from which its deletion vector is, if it has one.
+
+    :param base: the version before.
+    """
+    vector = action["add"].get("deletionVector")
+    return action if vector is None else tagged(action, {DELETED_AT: f"{base + 1} {vector['pathOrInlineDv']}"})
 
 
 def domain(name: str, state: Mapping[str, str]) -> dict[str, Any]:

@@ -6,7 +6,7 @@ one. So the live files tell everything, and no commit needs to be read.
 
 import json
 import zlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
 from deltawriters.rewrite import SmallFile
@@ -24,7 +24,9 @@ WRITER = "rowdelta.operation"
 VECTOR = "rowdelta.vector"
 """Tag of a data file: the commit of the sink that wrote its deletion vector."""
 DELETED_AT = "rowdelta.deleted-at"
-"""Tag of a data file: the version of the sink's last commit that deleted rows of it."""
+"""Tag of a data file: the version of the sink's last commit that deleted rows of it, and where its vector is. Others
+who delete rows keep the tag, with a vector of their own.
+"""
 POSITION = "rowdelta.position"
 """Tag of a data file to which rows were moved: the commit whose position the table had then."""
 SCHEMA = "rowdelta.schema"
@@ -52,10 +54,15 @@ def counted(table: "DeltaTable") -> list[Rewritable]:
         first_row_id, version = add.get("baseRowId"), int(add.get("defaultRowCommitVersion") or 0)
         small = SmallFile(full(spec.location, path), int(add["size"]), first_row_id, version, live_rows=rows - deleted)
         text = json.dumps(add["partitionValues"])
-        deleted_at = int((add.get("tags") or {}).get(DELETED_AT, 0))
-        settled = table.snapshot_id() - deleted_at if deleted else 0
-        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small, settled=settled))
+        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small, settled=_settled(table, add)))
     return found
+
+
+def _settled(table: "DeltaTable", add: Mapping[str, Any]) -> int:
+    """See `Rewritable`. 0 if nothing tells."""
+    version, _, place = (add.get("tags") or {}).get(DELETED_AT, "").partition(" ")
+    is_of_vector = version and place == (add.get("deletionVector") or {}).get("pathOrInlineDv")
+    return max(0, table.snapshot_id() - int(version)) if is_of_vector else 0  # a clone's versions begin at 0 again
 
 
 def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:

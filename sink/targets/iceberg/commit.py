@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
+from deltawriters.content import FileContent
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import (
@@ -151,6 +152,7 @@ class IcebergCommitter(Committer):
         transaction = table.java.newTransaction()  # of metadata that it reads anew
         table.look()
         self._check_layout(request)
+        self._check_reach(request)
         # a table that was replaced meanwhile may have no snapshot, and then Iceberg validates nothing
         self.own_position(request.prefix, request.previous_operation)
         before = table.property(name)
@@ -174,6 +176,17 @@ class IcebergCommitter(Committer):
             update = update.set(key, value)
         update.commit()
         return _Staged(transaction, base, number, sequence_number, name, text, before)
+
+    def _check_reach(self, request: ChangeSet) -> None:
+        """Under a partitioned spec, an equality delete applies to data files of the same spec only (spec, "Scan
+        Planning"). Others may write under older ones, also in commits that Iceberg takes for no conflict.
+
+        :raises TableChangedError: equality deletes of the request don't apply to rows that others have written.
+        """
+        own = (json.loads(file) for file in request.files)
+        specs = {file["spec-id"] for file in own if file["content"] == FileContent.EQUALITY_DELETES.value}
+        if specs - {self._table.spec.unpartitioned_spec_id} and self._table.needs_global_deletes():
+            raise TableChangedError("there are rows of another partition spec, which equality deletes don't reach")
 
     def _row_delta(self, transaction: JavaObject, request: ChangeSet) -> JavaObject:
         """New files, and deletes of earlier rows."""

@@ -59,6 +59,8 @@ if TYPE_CHECKING:
 
 _FEW = 3
 """Up to so many files are described one by one, each by a few calls across the bridge."""
+_ATTEMPTS = 5
+"""To add a spec, while others commit."""
 _DESCRIBED = 1000
 """Files that are described in one call to the JVM."""
 _REMOVED = "rowdelta_removed"
@@ -703,26 +705,30 @@ class IcebergTable(IcebergState, Target):
 
         The current spec stays the same: one transaction removes its fields and adds them again.
         """
-        if self.spec.unpartitioned_spec_id is not None:
-            return
-        fields = [(f.name(), f) for f in self.java.spec().fields()]
-        schema = self.java.schema()
+        for attempt in range(1, _ATTEMPTS + 1):
+            if self.spec.unpartitioned_spec_id is not None:
+                return
+            try:
+                self._add_unpartitioned_spec()
+            except JAVA_ERRORS as error:  # another commit may have come in between
+                if java_class(error) != "CommitFailedException" or attempt == _ATTEMPTS:
+                    raise table_error(self.name, error) from None
+            self.refresh()
+
+    def _add_unpartitioned_spec(self) -> None:
+        transaction = self.java.newTransaction()
+        schema, fields = transaction.table().schema(), list(transaction.table().spec().fields())
         expressions = self.iceberg.expressions.Expressions
-        try:
-            transaction = self.java.newTransaction()
-            removal = transaction.updateSpec()
-            for name, _ in fields:
-                removal = removal.removeField(name)
-            removal.commit()
-            addition = transaction.updateSpec()
-            for name, field in fields:
-                term = expressions.transform(schema.findColumnName(field.sourceId()), field.transform())
-                addition = addition.addField(name, term)
-            addition.commit()
-            transaction.commitTransaction()
-        except JAVA_ERRORS as error:
-            raise table_error(self.name, error) from None
-        self.refresh()
+        removal = transaction.updateSpec()
+        for field in fields:
+            removal = removal.removeField(field.name())
+        removal.commit()
+        addition = transaction.updateSpec()
+        for field in fields:
+            term = expressions.transform(schema.findColumnName(field.sourceId()), field.transform())
+            addition = addition.addField(field.name(), term)
+        addition.commit()
+        transaction.commitTransaction()
 
     def committer(self, *, newest_if_in_doubt: bool = False) -> IcebergCommitter:
         return IcebergCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
