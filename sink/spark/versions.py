@@ -32,6 +32,8 @@ class Known:
     :param connector: version of Kafka's connector, if it isn't Spark's own.
     :param checkpointing: package of the classes that write checkpoints.
     :param runtime: package of the classes that run streaming queries.
+    :param reads_scan_tasks: whether Iceberg's reader takes some scan tasks of a table (`scan-task-set-id`). For Spark
+        4.1 it has only a table of these tasks, which has no columns `_file` and `_pos` (`SparkRewriteTable`).
     """
 
     tested: str
@@ -42,6 +44,7 @@ class Known:
     connector: str | None = None
     checkpointing: str = "org.apache.spark.sql.execution.streaming"
     runtime: str = "org.apache.spark.sql.execution.streaming"
+    reads_scan_tasks: bool = True
 
 
 _FOR_UNITY = (
@@ -80,6 +83,7 @@ KNOWN = {
         delta_brings=_FOR_UNITY,
         checkpointing="org.apache.spark.sql.execution.streaming.checkpointing",
         runtime="org.apache.spark.sql.execution.streaming.runtime",
+        reads_scan_tasks=False,
     ),
 }
 """Minor version -> what is known about it."""

@@ -1006,6 +1006,7 @@ def test_a_table_repartitioned_between_write_and_commit(job: Job, change: str) -
     assert job.rows() == [row(1, "eu")]
 
 
+@pytest.mark.versions
 @both_kinds
 @pytest.mark.parametrize("was_empty", [False, True])
 @pytest.mark.parametrize("when", ["before the commit", "between micro-batches"])

@@ -15,6 +15,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
 from deltawriters.keyindex import IndexedFile
+from sink.spark import versions as spark_versions
 from sink.targets.base import LiveFile, TableChanges
 from sink.targets.iceberg.compaction import OWN
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -139,7 +140,16 @@ def live_files(table: "IcebergTable") -> Iterator[LiveFile]:
 def rows_of(
     table: "IcebergTable", files: Sequence[LiveFile]
 ) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
-    """See `Target.rows_of`."""
+    """See `Target.rows_of`. On Spark 4.1 the whole table is read, and rows of other files are left out."""
+    paths = [file.path for file in files]
+    if not spark_versions.installed().known.reads_scan_tasks:
+        current = table.current_snapshot()
+        assert current is not None, "there are files"
+        frame = table.frame_at(current.snapshot_id, "*, _file, _pos")
+        if current.summary.get("total-data-files") != str(len(set(paths))):
+            frame = frame.where(F.col("_file").isin(paths))
+        yield frame, F.col("_file"), F.col("_pos"), paths
+        return
     tasks = table.jvm.java.util.ArrayList()
     for file in files:
         tasks.add(_scan(file))
@@ -147,7 +157,7 @@ def rows_of(
     manager.stageTasks(table.java, name, tasks)
     try:
         frame = table.spark.read.option("scan-task-set-id", name).table(table.name)
-        yield frame, F.col("_file"), F.col("_pos"), [file.path for file in files]
+        yield frame, F.col("_file"), F.col("_pos"), paths
     finally:
         manager.removeTasks(table.java, name)
 

@@ -745,9 +745,9 @@ class IcebergTable(IcebergState, Target):
     def frame(self, spark: SparkSession) -> DataFrame:
         return spark.table(quoted_name(self.name))
 
-    def frame_at(self, snapshot_id: int) -> DataFrame:
+    def frame_at(self, snapshot_id: int, columns: str = "*") -> DataFrame:
         # not Iceberg's option snapshot-id, which Spark 4.1 refuses
-        return self.spark.sql(f"SELECT * FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
+        return self.spark.sql(f"SELECT {columns} FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
 
     def history(self, prefix: str) -> IcebergHistory:
         sink_id = prefix.removeprefix("rowdelta.")
