@@ -816,8 +816,7 @@ class TableSink:
         """
         self.table.refresh()
         self._committer.own_position(self._prefix, self._operation)
-        self._global_deletes = self.table.needs_global_deletes()
-        self._prepare_global_deletes()
+        self._see_partition_specs()
         self._replan_if_altered()
         self._adopt(self._operation)
 
@@ -846,6 +845,11 @@ class TableSink:
             # only here.
             self._global_deletes = self.table.needs_global_deletes()
 
+    def _see_partition_specs(self) -> None:
+        """Find out whether there are rows that deletes by value reach only if they are global."""
+        self._global_deletes = self.table.needs_global_deletes()
+        self._prepare_global_deletes()
+
     def _prepare_global_deletes(self) -> None:
         is_needed = self._global_deletes or needs_global_deletes(self.plan)
         if is_needed and deletes_by_value(self.plan.section) and not self._is_guest:  # guests write none
@@ -863,8 +867,7 @@ class TableSink:
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self._engine.catalogs, self._config, self._resolved, self.table)
-        self._global_deletes = self.table.needs_global_deletes()
-        self._prepare_global_deletes()
+        self._see_partition_specs()
         self._task_plans = TaskPlans(self._config, self.plan, self._dead_letters)
         self._writer.follow(self.plan, self._task_plans)
         self._spec, self._layout = self.table.spec, self.table.layout

@@ -86,6 +86,13 @@ def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
         yield
 
 
+def rebucket(job: Job, before: int, after: int) -> None:
+    """Partition the table by so many buckets, as somebody else does."""
+    expressions = job.spark._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
+    update = job.java_table().updateSpec()
+    update.removeField(expressions.bucket("id", before)).addField(expressions.bucket("id", after)).commit()
+
+
 def operations(job: Job) -> int:
     """How many commits the sink made to the table."""
     summaries = [snapshot["summary"] for snapshot in job.snapshots()]
@@ -990,9 +997,7 @@ def test_a_table_repartitioned_between_write_and_commit(job: Job, change: str) -
     job.write([("+U", row(1, "us")), ("-D", row(2))])
 
     def repartition() -> None:
-        expressions = job.spark._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
-        update = job.java_table().updateSpec()
-        update.removeField(expressions.bucket("id", 8)).addField(expressions.bucket("id", 16)).commit()
+        rebucket(job, 8, 16)
         if change == "rewritten":
             job.compact()
         else:
@@ -1016,9 +1021,7 @@ def test_others_write_under_an_older_partitioning(job: Job, was_empty: bool, whe
     """
     job.partition_by = ["bucket(2, id)"]
     job.pipeline()  # creates the table
-    expressions = job.spark._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
-    update = job.java_table().updateSpec()
-    update.removeField(expressions.bucket("id", 2)).addField(expressions.bucket("id", 4)).commit()
+    rebucket(job, 2, 4)
     job.partition_by = ["bucket(4, id)"]
     job.write(insert(1, 2))
     job.run()
@@ -1049,9 +1052,7 @@ def test_others_move_rows_to_an_older_partitioning(job: Job) -> None:
     """Iceberg takes a compaction for no conflict."""
     job.partition_by = ["bucket(2, id)"]
     job.pipeline()
-    expressions = job.spark._jvm.org.apache.iceberg.expressions.Expressions  # type: ignore[union-attr]
-    update = job.java_table().updateSpec()
-    update.removeField(expressions.bucket("id", 2)).addField(expressions.bucket("id", 4)).commit()
+    rebucket(job, 2, 4)
     job.partition_by = ["bucket(4, id)"]
     job.write(insert(1, 2, 3))
     job.run()

@@ -289,38 +289,33 @@ def test_mistakes_are_explained(values: dict[str, Any], expected: str) -> None:
         MaintenanceSection.model_validate(values)
 
 
-def test_a_table_has_values_of_its_own(tmp_path: Path) -> None:
-    table = {"source": "t", "target": "lake.n.t", "key": ["id"], "maintenance": {"budget": 2}}
+def maintenance_of_a_table(folder: Path, of_all: dict[str, Any], own: dict[str, Any]) -> MaintenanceSection:
     config = Config.model_validate(
         {
-            "sink": {"id": "shop", "checkpoint": str(tmp_path)},
+            "sink": {"id": "shop", "checkpoint": str(folder)},
             "source": {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "b:9092"}},
-            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path)}},
-            "maintenance": {"window": "* 1 * * *", "expire": None},
-            "tables": [table],
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(folder)}},
+            "maintenance": of_all,
+            "tables": [{"source": "t", "target": "lake.n.t", "key": ["id"], "maintenance": own}],
         }
     )
-    found = config.maintenance_of(config.tables[0])
+    return config.maintenance_of(config.tables[0])
+
+
+def test_a_table_has_values_of_its_own(tmp_path: Path) -> None:
+    found = maintenance_of_a_table(tmp_path, {"window": "* 1 * * *", "expire": None}, {"budget": 2})
     assert (found.budget, found.window, found.expire) == (2, "* 1 * * *", None)
 
 
 def test_a_tables_own_value_leaves_the_others_of_its_section(tmp_path: Path) -> None:
     """Or a table that only asks for another age would lose the snapshots that the global section keeps."""
+    of_all = {
+        "expire": {"older_than": "9 days", "retain_last": 500},
+        "orphans": {"every": "1 day"},
+        "rewrite": {"delete-ratio-threshold": 0.3},
+    }
     own = {"expire": {"older_than": "1 day"}, "orphans": None, "rewrite": {"min-input-files": 9}}
-    config = Config.model_validate(
-        {
-            "sink": {"id": "shop", "checkpoint": str(tmp_path)},
-            "source": {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "b:9092"}},
-            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path)}},
-            "maintenance": {
-                "expire": {"older_than": "9 days", "retain_last": 500},
-                "orphans": {"every": "1 day"},
-                "rewrite": {"delete-ratio-threshold": 0.3},
-            },
-            "tables": [{"source": "t", "target": "lake.n.t", "key": ["id"], "maintenance": own}],
-        }
-    )
-    found = config.maintenance_of(config.tables[0])
+    found = maintenance_of_a_table(tmp_path, of_all, own)
     assert found.expire == ExpireSection(older_than="1 day", retain_last=500)
     assert found.orphans is None
     assert (found.rewrite.min_input_files, found.rewrite.delete_ratio_threshold) == (9, 0.3)
