@@ -6,7 +6,7 @@ from datetime import datetime, timedelta
 from typing import Annotated, Self
 
 from cronsim import CronSim, CronSimError
-from pydantic import ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
 
 from sink.config.options import MisplacedError
 from sink.config.section import Section, Text
@@ -31,13 +31,21 @@ def age(text: str) -> timedelta:
     return timedelta(**{_UNITS[match[2]]: int(match[1])})
 
 
+def _is_age(text: str) -> str:
+    age(text)
+    return text
+
+
+Age = Annotated[Text, AfterValidator(_is_age)]
+
+
 class ExpireSection(Section):
     """`expire:` snapshots and versions that nobody needs any more.
 
     :param retain_last: the newest ones, which are kept whatever their age (Iceberg).
     """
 
-    older_than: Text = "5 days"
+    older_than: Age = "5 days"
     retain_last: Annotated[int, Field(ge=1)] = 20
 
     def due(self, made: Sequence[int], now: datetime) -> int:
@@ -48,12 +56,6 @@ class ExpireSection(Section):
         end = (now - age(self.older_than)).timestamp() * 1000
         return sum(time < end for time in made[: -self.retain_last])
 
-    @field_validator("older_than")
-    @classmethod
-    def _older_than(cls, value: str) -> str:
-        age(value)
-        return value
-
 
 class OrphansSection(Section):
     """`orphans:` files in the table's folder that no snapshot has.
@@ -61,14 +63,8 @@ class OrphansSection(Section):
     :param every: how often they are looked for, which lists the whole folder.
     """
 
-    every: Text = "7 days"
-    older_than: Text = "3 days"
-
-    @field_validator("every")
-    @classmethod
-    def _every(cls, value: str) -> str:
-        age(value)
-        return value
+    every: Age = "7 days"
+    older_than: Age = "3 days"
 
     @field_validator("older_than")
     @classmethod

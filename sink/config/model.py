@@ -10,7 +10,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from changelog import formats
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, RewriteSection
@@ -110,6 +118,15 @@ def _intervals(value: str) -> str:
     return f'"{number} seconds" or "1 minute"'
 
 
+def _interval(value: str) -> str:
+    if not _INTERVAL.fullmatch(value):
+        raise ValueError(f"write an interval such as {_intervals(value)}")
+    return value
+
+
+Interval = Annotated[Text, AfterValidator(_interval)]
+
+
 def _http(value: Any) -> Any:
     return value if isinstance(value, dict) else {"address": as_text(value)}
 
@@ -123,7 +140,7 @@ class HttpSection(Section):
     """
 
     address: Text
-    ready_within: Text | None = None
+    ready_within: Interval | None = None
     hosts: list[str] = Field(default_factory=list)
 
     @field_validator("address")
@@ -135,13 +152,6 @@ class HttpSection(Section):
                 'write an address of this machine and a port, such as "127.0.0.1:8088" for this machine alone, '
                 '"0.0.0.0:8088" for all who can reach it, or "[::1]:8088"'
             )
-        return value
-
-    @field_validator("ready_within")
-    @classmethod
-    def _ready_within(cls, value: str | None) -> str | None:
-        if value is not None and not _INTERVAL.fullmatch(value):
-            raise ValueError(f"write an interval such as {_intervals(value)}")
         return value
 
     @staticmethod
@@ -205,7 +215,7 @@ class SourceSection(Section):
     format: str
     options: dict[str, Text] = Field(default_factory=dict)
     format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
-    discovery_interval: Text = "1 minute"
+    discovery_interval: Interval = "1 minute"
 
     @field_validator("format")
     @classmethod
@@ -215,13 +225,6 @@ class SourceSection(Section):
                 f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of "
                 f"{', '.join(formats.names())}"
             )
-        return value
-
-    @field_validator("discovery_interval")
-    @classmethod
-    def _discovery_interval(cls, value: str) -> str:
-        if not _INTERVAL.fullmatch(value):
-            raise ValueError(f"write an interval such as {_intervals(value)}")
         return value
 
     @model_validator(mode="after")
@@ -304,7 +307,7 @@ class VerifySection(Section):
     table: Text | None = None
     spark_table: Text | None = None
     slot: Text | None = None
-    settle: Text = "5 seconds"
+    settle: Interval = "5 seconds"
 
     @field_validator("url")
     @classmethod
@@ -314,13 +317,6 @@ class VerifySection(Section):
                 "expected jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or "
                 "jdbc:mariadb://host:3306/database; for anything else that Spark can read, write spark_table"
             )
-        return value
-
-    @field_validator("settle")
-    @classmethod
-    def _settle(cls, value: str) -> str:
-        if not _INTERVAL.fullmatch(value):
-            raise ValueError(f"write an interval such as {_intervals(value)}")
         return value
 
     @model_validator(mode="after")
@@ -399,7 +395,7 @@ class TableSection(Section):
     def _cluster_by(cls, value: list[str]) -> list[str]:
         for name in value:
             if value.count(name) > 1:
-                raise ValueError(f"cluster_by names {name!r} twice")
+                raise ValueError(f"cluster_by names {name!r} twice. Name it once")
         return value
 
     @property
@@ -627,7 +623,8 @@ class Config(Section):
             for t in self.tables
         ):
             raise MisplacedError(
-                f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table",
+                f"sink.dead_letter_topic {sink.dead_letter_topic!r} is also the source of a table. Name another topic, "
+                "or the sink would read its own dead letters",
                 "sink",
                 "dead_letter_topic",
             )
@@ -675,11 +672,17 @@ class Config(Section):
                 )
             self._check_key_given(table, number)
             self._check_format(table, number)
+        mend = {
+            "target": "Give each entry a target of its own: a table has one position",
+            "source": "Keep one of the entries",
+        }
         for name, values in (("target", targets), ("source", sources)):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
                 last = max(n for n, table in enumerate(self.tables) if getattr(table, name) == repeated[0])
-                raise MisplacedError(f"{name} {repeated[0]} is used by more than one table", "tables", last, name)
+                raise MisplacedError(
+                    f"{name} {repeated[0]} is used by more than one table. {mend[name]}", "tables", last, name
+                )
         self._check_patterns()
         if self.dead_letter_table.split(".")[0] not in self.catalogs:
             raise MisplacedError(
@@ -848,9 +851,10 @@ class Config(Section):
             and self.sink.dead_letter_table is None
             and _REFERENCE.search(self.dead_letter_table)
         ):
-            raise ValueError(
-                f"the first table's namespace ({self.tables[0].target}) comes from a pattern, so the dead-letter table "
-                "can't be in it; name sink.dead_letter_table"
+            raise MisplacedError(
+                f"missing. The first table's namespace ({self.tables[0].target}) comes from a pattern, so the "
+                "dead-letter table can't be in it. Name one: dead_letter_table: catalog.namespace.table",
+                *("sink", "dead_letter_table"),
             )
 
     def _check_kafka(self, sources: list[str]) -> None:
@@ -1069,7 +1073,10 @@ def _construct(
         return result
     if isinstance(node, yaml.SequenceNode):
         return [_construct(child, (*path, i), lines, file) for i, child in enumerate(node.value)]
-    value = yaml.SafeLoader("").construct_object(node)
+    try:
+        value = yaml.SafeLoader("").construct_object(node)
+    except ValueError:  # such as 2026-02-30, which only looks like a date
+        value = str(node.value)
     if isinstance(value, bool | int | float) and path and is_secret(str(path[-1])):
         if isinstance(value, bool) and node.value.lower() not in ("true", "false"):
             raise ConfigError(
@@ -1148,6 +1155,8 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
         return f"{where}got {shown}, expected a list: [{masked(str(value))}]."
     if kind == "string_type" and isinstance(value, int | float) and shown != MASK:
         return f'{where}got {shown}, expected text: "{shown}".'
+    if kind == "greater_than_equal" and isinstance(problem["ctx"]["ge"], float):
+        kind = "at_least"
     expected = _EXPECTED.get(kind, problem["msg"][0].lower() + problem["msg"][1:])
     return f"{where}got {shown}, expected {expected.format(**problem.get('ctx', {}))}."
 
@@ -1167,7 +1176,12 @@ _EXPECTED = {
     "int_type": "a whole number",
     "int_parsing": "a whole number",
     "int_from_float": "a whole number",
+    "float_type": "a number",
+    "float_parsing": "a number",
     "greater_than_equal": "a whole number of at least {ge}",
+    "at_least": "a number of at least {ge:g}",
+    "greater_than": "a number above {gt:g}",
+    "less_than_equal": "a number of at most {le:g}",
     "too_short": "at least {min_length} in it",
     "string_too_short": "text that is not empty",
 }
@@ -1192,6 +1206,7 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
         "tables": TableSection,
         "index": IndexSection,
         "verify": VerifySection,
+        "maintenance": MaintenanceSection,
     }
     model = Config if not path else models[str(path[0])]
     if path[-1:] == ("verify",):

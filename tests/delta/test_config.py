@@ -140,7 +140,7 @@ DELTA, ICEBERG = "lake.shop.orders", "old.shop.orders"
             table(DELTA, "cluster_by: [regio]"),
             "10: tables[0].cluster_by: cluster_by names 'regio', which is not in columns (did you mean 'region'?).",
         ),
-        (table(DELTA, "cluster_by: [id, id]"), "10: tables[0].cluster_by: cluster_by names 'id' twice."),
+        (table(DELTA, "cluster_by: [id, id]"), "10: tables[0].cluster_by: cluster_by names 'id' twice. Name it once."),
         (
             table(DELTA, 'properties: {format-version: "3"}'),
             "10: tables[0].properties.format-version: this is a property of Iceberg, and the table is a Delta table, "

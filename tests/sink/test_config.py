@@ -202,6 +202,18 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
                                r"catalog-impl"),
         ("catalogs:", "spark:\n  spark.master: locale[2]\ncatalogs:",
          r":11: spark\.spark\.master: got 'locale\[2\]', expected local"),
+        *(("catalogs:", f"maintenance: {{{section}}}\ncatalogs:", rf":10: maintenance\.{expected}")
+          for section, expected in [
+              ("buget: 1", r"buget: unknown key \(did you mean 'budget'\?\)\. Known here: budget, window"),
+              ("expire: {older: 1 day}", r"expire\.older: unknown key \(did you mean 'older_than'\?\)\. Known here: o"),
+              ("budget: -1", r"budget: got -1, expected a number of at least 0\."),
+              ("budget: lots", r"budget: got 'lots', expected a number\."),
+              ("rewrite: {delete-ratio-threshold: 2}", r"rewrite\.delete-ratio-threshold: got 2, expected a number of "
+                                                       r"at most 1\."),
+              ("rewrite: {delete-ratio-threshold: 0}", r"rewrite\.delete-ratio-threshold: got 0, expected a number "
+                                                       r"above 0\."),
+              ("orphans: {every: often}", r"orphans\.every: got 'often'; write a time such as"),
+          ]),
         ("catalogs:", "spark:\n  spark.driver.memory: lots\ncatalogs:",
          r":11: spark\.spark\.driver\.memory: got 'lots', expected a number and a unit, such as 512m"),
     ],
@@ -228,6 +240,10 @@ def test_the_address_to_watch_a_run_at(tmp_path: Path, text: str, host: str, por
     assert load_text(tmp_path, KAFKA).sink.http is None
 
 
+def test_text_that_yaml_takes_for_a_date_of_no_calendar(tmp_path: Path) -> None:
+    assert load_text(tmp_path, KAFKA.replace("  id: shop", "  id: 2026-02-30")).sink.id == "2026-02-30"
+
+
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
@@ -248,9 +264,9 @@ def test_the_address_to_watch_a_run_at(tmp_path: Path, text: str, host: str, por
             "avro reads messages of Kafka, and source.type is files",
         ),
         ("tables:\n", "tables:\n  - {source: ./b, target: lake.shop.orders, key: [id], order_by: [seq]}\n",
-         "target lake.shop.orders is used by more than one table"),
+         "target lake.shop.orders is used by more than one table. Give each entry a target of its own"),
         ("tables:\n", "tables:\n  - {source: ./changes, target: lake.shop.b, key: [id], order_by: [seq]}\n",
-         "is used by more than one table"),
+         "is used by more than one table. Keep one of the entries"),
         ("id: shop,", "id: shop, dead_letter_table: other.shop.bad,", "in a catalog that catalogs does not define"),
         ("row-kind}", "row-kind, options: {maxFilePerTrigger: 1}}", "(did you mean 'maxFilesPerTrigger'?)"),
         ("tables:\n", "index: {location: ./warehouse/shop/orders/index}\ntables:\n",

@@ -124,7 +124,7 @@ def test_wrong_patterns(entry: Entry, message: str) -> None:
 
 
 def test_dead_letters_need_a_place() -> None:
-    with pytest.raises(ValidationError, match=r"comes from a pattern, .* name sink\.dead_letter_table"):
+    with pytest.raises(ValidationError, match=r"comes from a pattern, .* Name one: dead_letter_table"):
         config([{"source": r"(\w+)\.(.*)", "target": "lake.$1.$2"}], dead_letter_table=None)
 
 
