@@ -2,7 +2,10 @@
 
 import argparse
 import logging
+import os
+import select
 import shutil
+import signal
 import sys
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -139,14 +142,24 @@ exit codes:
   4   the target table doesn't fit, is gone, or another run uses the same sink id
   75  a service was unreachable or a job failed: run again, nothing is lost or applied twice
   130 interrupted by Ctrl-C before the first micro-batch, or by a second one: run again
+  141 whoever read the output has gone, such as head
   143 interrupted by SIGTERM before the first micro-batch: run again
 
 a first run:
-  rowdelta demo                  # an embedded example, no server needed
-  rowdelta check sink.yaml       # is the configuration right, are Kafka and the catalog there?
+  rowdelta demo                                         # an embedded example, no server needed
+  rowdelta init --bootstrap-servers localhost:9092      # writes sink.yaml for your topics; or --files FOLDER
+  rowdelta check sink.yaml                              # is it right, are Kafka and the catalog there?
   rowdelta run sink.yaml
-  rowdelta verify sink.yaml      # are the tables equal to the database?
+  rowdelta verify sink.yaml                             # are the tables equal to the database?
 """
+
+_BUG = (
+    "this is a mistake in rowdelta. Each table is as its last commit left it, so you may run again. Please report it, "
+    "with the lines above and what rowdelta --version prints."
+)
+_STDOUT = 1
+_OUTPUT_GONE = 128 + signal.SIGPIPE
+"""The exit code that a shell gives to a command which SIGPIPE has ended."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -156,19 +169,32 @@ def main(arguments: Sequence[str] | None = None) -> int:
     logs.start()
     try:
         with interrupts.raised():
-            return int(args.command(args))
+            code = int(args.command(args))
+            sys.stdout.flush()
+            return code
     except RowdeltaError as error:
         _report(error)
         return error.exit_code
     except interrupts.InterruptedBySignalError as interrupted:
         _report(interrupted)
         return interrupted.exit_code
-    except Exception:
+    except Exception as error:
+        if isinstance(error, BrokenPipeError) and _is_output_gone():
+            os.dup2(os.open(os.devnull, os.O_WRONLY), _STDOUT)  # or Python would complain at its end
+            return _OUTPUT_GONE
         if logs.is_json():
             log.exception("an unexpected error; please report it")
         else:
-            print(printable(traceback.format_exc()), file=sys.stderr)
+            print(printable(traceback.format_exc().rstrip()), file=sys.stderr)
+            print(f"rowdelta: {_BUG}", file=sys.stderr)
         return RowdeltaError.exit_code
+
+
+def _is_output_gone() -> bool:
+    """Whether nobody reads the output any more, as after `| head`."""
+    poll = select.poll()
+    poll.register(_STDOUT, select.POLLOUT)
+    return any(event & select.POLLERR for _, event in poll.poll(0))
 
 
 def _report(error: BaseException) -> None:
@@ -199,14 +225,15 @@ def _parser() -> argparse.ArgumentParser:
             "Reads the changelog from where each table got to and applies it, one snapshot per micro-batch. Ctrl-C "
             "and SIGTERM "
             "finish the micro-batch and stop; running again goes on from there."),
-        add("check", _check, "validate the configuration and reach everything it names",
-            "Validates the configuration, reaches the source and the catalogs, and shows the plan. Changes nothing."),
+        add("check", _check, "validate the configuration, reach source and catalogs, show the plan",
+            "Validates the configuration, reaches the source and the catalogs, and shows the plan. Doesn't connect to "
+            "the databases of the section verify. Changes nothing."),
         add("status", _status, "show each table's snapshot, position and lag",
             "Shows per table the last snapshot, the stored source position and how far it is behind. Changes nothing."),
         warming := add("warm", _warm, "make the next starts faster",
             "Writes the classes that the JVM loads into an archive in the user's cache folder "
             "($XDG_CACHE_HOME/rowdelta, 170 MB), from which the next starts take them. A run makes it too, in the "
-            "background, when it has ended. Only for a local master."),
+            "background, when it has ended, unless ROWDELTA_WARM=no is in its environment. Only for a local master."),
         listing := add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip
@@ -260,8 +287,9 @@ def _add_init(add: "Callable[[str, object, str, str], argparse.ArgumentParser]")
     init.add_argument(
         "--option", metavar="NAME=VALUE", action="append", default=[],
         help="an option of Kafka's client, such as security.protocol=SASL_SSL, sasl.mechanism=PLAIN, sasl.username=u, "
-        "'sasl.password=${PASSWORD}', or of the registry's, such as schema.registry.basic.auth.user.info=u:p; may be "
-        "given several times. The file gets ${NAME} in place of a secret",
+        "'sasl.password=${PASSWORD}', or of the registry's, such as "
+        "'schema.registry.basic.auth.user.info=rowdelta:${REGISTRY_PASSWORD}'; may be given several times. Write a "
+        "secret as '${NAME}' in single quotes, since others can read a command line. The file never gets a secret",
     )  # fmt: skip
     init.add_argument(
         "--key", metavar="COLUMN", action="append", default=[],
@@ -283,7 +311,10 @@ def _add_history(add: "Callable[[str, object, str, str], argparse.ArgumentParser
                "snapshot that is goes to stderr. Changes nothing.")  # fmt: skip
     for command in (history, show):
         command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
-        command.add_argument("table", metavar="TABLE", help="catalog.namespace.table, or the end of a target's name")
+        command.add_argument(
+            "table", metavar="TABLE",
+            help="catalog.namespace.table; or, if no pattern made it, the end of this or its source",
+        )  # fmt: skip
         command.add_argument("--limit", type=_count, default=20, help="at most so many (default: 20)")
         command.add_argument("--json", action="store_true", help="one JSON object a line, for machines")
     show.add_argument(
@@ -329,7 +360,7 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
     command.add_argument(
         "--rewrite-all", action="store_true",
-        help="rewrite each file once, such as after sort or zorder came into maintenance.rewrite",
+        help="rewrite each file once, for example after you have added sort or zorder to maintenance.rewrite",
     )  # fmt: skip
     command.add_argument(
         "--where", metavar="CONDITION",
@@ -347,7 +378,8 @@ def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]")
     command.add_argument("--limit", type=_count, default=20, help="show at most so many keys of a table (default: 20)")
     command.add_argument(
         "--timeout", type=_count, default=600, metavar="SECONDS",
-        help="wait at most so long for connector and sink to get as far as the source (default: 600)",
+        help="in each of at most 6 rounds a table, wait at most so long for connector and sink to get as far as the "
+        "source (default: 600)",
     )  # fmt: skip
     command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
@@ -507,9 +539,22 @@ def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Con
     return 0
 
 
+def _refuse_options(args: argparse.Namespace) -> None:
+    """:raises ConfigError: options of `init` that the chosen kind of source doesn't have."""
+    of_kafka = {"--topics": args.topics != ".*", "--registry": args.registry is not None, "--option": args.option}
+    of_files = {"--order-by": args.order_by}
+    chosen, other, wrong = "--bootstrap-servers", "--files", of_files
+    if args.files is not None:
+        chosen, other, wrong = other, chosen, of_kafka
+    names = [name for name, is_given in wrong.items() if is_given]
+    if names:
+        raise ConfigError(f"{' and '.join(names)}: only with {other}, and here is {chosen}. Leave it out.")
+
+
 def _init(args: argparse.Namespace) -> int:
     from sink.commands import initialize, proposal
 
+    _refuse_options(args)
     output = Path(args.output)
     if args.files is not None:
         results = initialize.from_files(Path(args.files), output, args.key, args.order_by)
@@ -566,8 +611,14 @@ def _verify(args: argparse.Namespace) -> int:
 
 
 def _maintain(args: argparse.Namespace) -> int:
+    if args.convert_equality_deletes and (args.where is not None or args.rewrite_all):
+        raise ConfigError(
+            "--where and --rewrite-all choose files to rewrite, and --convert-equality-deletes rewrites none. Leave "
+            "out one of them."
+        )
     config = _load(args)
     from sink.commands import maintain
+    from sink.run.patterns import NO_TABLE
     from sink.spark import session
 
     spark = session.start(config, short=True)
@@ -586,6 +637,8 @@ def _maintain(args: argparse.Namespace) -> int:
             codes.append(maintain.exit_code(result))
             for line in [maintain.as_json(result)] if args.json else maintain.lines(result):
                 print(printable_row(line) if args.json else printable(line), flush=True)
+    if not codes and not args.json:
+        print(NO_TABLE)
     return min((code for code in codes if code), default=0)
 
 
@@ -680,10 +733,9 @@ def _as_table(columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Iterator
 
 
 def _count(text: str) -> int:
-    number = int(text)
-    if number < 1:
-        raise ValueError(text)
-    return number
+    if not (text.isascii() and text.isdigit()) or int(text) < 1:
+        raise argparse.ArgumentTypeError(f"got {text!r}, expected a whole number of at least 1")
+    return int(text)
 
 
 def _inspect(
@@ -739,10 +791,13 @@ def _demo(args: argparse.Namespace) -> int:
 
 
 def _require_java() -> None:
-    import os
-
     home = os.environ.get("JAVA_HOME")
-    if shutil.which("java") is None and not (home and Path(home, "bin", "java").exists()):
+    if home and not Path(home, "bin", "java").exists():  # Spark's scripts take it in any case
+        raise ConfigError(
+            f"no Java found: JAVA_HOME is {home}, and there is no bin/java in it. Let it name a JDK 17 or newer, or "
+            "unset it."
+        )
+    if not home and shutil.which("java") is None:
         raise ConfigError(
             "no Java found. Spark needs a JDK 17 or newer: install one (Debian and Ubuntu: apt install "
             "openjdk-17-jre-headless; macOS: brew install openjdk@17) or set JAVA_HOME."

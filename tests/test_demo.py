@@ -4,6 +4,7 @@ exit code 0.
 
 import os
 import re
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -63,6 +64,23 @@ def test_a_folder_below_a_file_can_not_be_made(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
     with pytest.raises(ConfigError, match=r"--folder: got '.*/file/demo', expected a folder to write into: Not a dir"):
         demo.run(tmp_path / "file" / "demo")
+
+
+@pytest.mark.spark
+def test_a_demo_that_is_stopped_claims_nothing(tmp_path: Path) -> None:
+    environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1]), "PYTHONUNBUFFERED": "1"}
+    command = [sys.executable, "-m", "sink", "demo", "--folder", "shop"]
+    with subprocess.Popen(command, cwd=tmp_path, env=environment, stdout=subprocess.PIPE, text=True) as running:
+        assert running.stdout is not None
+        for line in running.stdout:
+            if " batch 0" in line:
+                running.send_signal(signal.SIGINT)
+                break
+        rest = running.stdout.read()
+        assert running.wait(timeout=60) == 0
+    assert "Stopped as asked. It goes on with: rowdelta run shop/sink.yaml" in rest
+    assert "EQUAL" not in rest
+    assert "DIFFERENT" not in rest
 
 
 @pytest.mark.spark

@@ -133,7 +133,7 @@ class Entity:
 def run(folder: Path, table_format: Format = "iceberg") -> int:
     """Generate changes, apply them, show and compare the tables.
 
-    :return: 0 if every table equals its source, else 1.
+    :return: 0 if every table equals its source, or a signal stopped it; else 1.
     :raises ConfigError: `folder` has files that don't come from a demo.
     """
     _prepare(folder)
@@ -153,8 +153,11 @@ def run(folder: Path, table_format: Format = "iceberg") -> int:
         print(f"\nrowdelta run {folder / 'sink.yaml'}", flush=True)
         with _log_on_stdout():
             pipeline = Pipeline(spark, config)
-            with stops_on_signals(spark, pipeline):
+            with stops_on_signals(spark, pipeline) as is_told:
                 pipeline.run()
+        if is_told():
+            print(f"\nStopped as asked. It goes on with: rowdelta run {folder}/sink.yaml")
+            return 0
         results = [_show_and_compare(spark, config, section, folder) for section in config.tables]
     if not all(results):
         print("\nTables and source differ: see above.")

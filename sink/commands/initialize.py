@@ -82,6 +82,7 @@ def from_kafka(
         secrets=sorted(secrets),
         remark=remark,
         what=f"Kafka at {servers}",
+        file=output.name,
     )
     _write(output, proposal.write(place, results), secrets)
     return results
@@ -102,7 +103,7 @@ def from_files(
     _refuse_present(output)
     progress = _Progress("folders")
     results = discovery.directories(folder.resolve(), key, order_by, progress)
-    place = proposal.Place("files", {}, output.resolve().parent, what=str(folder))
+    place = proposal.Place("files", {}, output.resolve().parent, what=str(folder), file=output.name)
     _write(output, proposal.write(place, results), {})
     return results
 

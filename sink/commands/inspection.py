@@ -12,7 +12,7 @@ from sink.config import Config, TableSection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
-from sink.run.patterns import ResolvedTable, find_tables
+from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.sources.source import Position
 from sink.targets.base import (
     Tables,
@@ -145,6 +145,8 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
     ]
     lags = iter(source.lag(places))
+    if not tables:
+        yield NO_TABLE
     for resolved, found in zip(tables, loaded, strict=True):
         section = resolved.section
         if found is None:

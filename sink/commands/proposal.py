@@ -43,6 +43,7 @@ class Place:
     :param secrets: names of environment variables that the file refers to and that aren't set.
     :param remark: says what such a variable must have, if that isn't clear.
     :param what: the place in words, for messages and comments.
+    :param file: the configuration file's name.
     """
 
     type: str
@@ -52,6 +53,7 @@ class Place:
     secrets: Sequence[str] = ()
     remark: str = ""
     what: str = ""
+    file: str = "sink.yaml"
 
 
 def hidden(name: str, value: str, variable: str) -> str:
@@ -136,8 +138,8 @@ def _lines(
     what = chosen[0].recognized
     sink_id = _sink_id(chosen, place)
     yield f"# Written by rowdelta init, from {place.what}. Read it, then:"
-    yield "#   rowdelta check sink.yaml     # is it right? which columns will the tables have?"
-    yield "#   rowdelta run sink.yaml"
+    yield f"#   rowdelta check {place.file}     # is it right? which columns will the tables have?"
+    yield f"#   rowdelta run {place.file}"
     if place.secrets:
         yield f"# Secrets are not in this file. Set {' and '.join(place.secrets)} in the environment before."
     if place.remark:
@@ -171,7 +173,7 @@ def _lines(
     yield "tables:"
     skipped = [other.name for other in others] + [each.name for each in left]
     yield from _entries(chosen, targets, skipped, place)
-    yield from _comments(others, left)
+    yield from _comments(place, others, left)
 
 
 def _entries(
@@ -266,7 +268,7 @@ def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
             yield f"      {_scalar(column)}: {_scalar(dtype)}{f'   # a guess: {remark}' if remark else ''}"
 
 
-def _comments(others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]:
+def _comments(place: Place, others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]:
     """Comments on what isn't in this file, and why."""
     formats: dict[str, list[str]] = {}
     for other in others:
@@ -274,9 +276,11 @@ def _comments(others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]
         formats.setdefault(f"{other.recognized.format}{flattened}", []).append(other.name)
     if formats:
         yield ""
-        yield "# Other formats. A configuration has one: run rowdelta init again with --topics and --output for these."
-        for name, topics in formats.items():
-            yield f"#   {name}: --topics {_quoted('|'.join(map(re.escape, topics)))}"
+        option = "--topics" if place.type == "kafka" else "--files"
+        yield f"# Other formats. A configuration has one: run rowdelta init again with {option} and --output for these."
+        for name, sources in formats.items():
+            chosen = _quoted("|".join(map(re.escape, sources))) if place.type == "kafka" else ", ".join(sources)
+            yield f"#   {name}: {option} {chosen}"
     kept = [each for each in left if not each.internal and each.asked_for]
     if kept:
         yield ""

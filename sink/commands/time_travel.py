@@ -74,8 +74,9 @@ def target(config: Config, name: str) -> str:
     if len(found) == 1:
         return found[0]
     known = ", ".join(table.target for table in plain[:10]) or "none is named plainly"
-    what = f"may be {' or '.join(found)}" if found else "is no table of this configuration"
-    raise ConfigError(f"{name} {what}. Give catalog.namespace.table, such as the targets: {known}.")
+    what = f"may be {' or '.join(found)}" if found else "is not the target, its end or the source of a plain entry"
+    hint = " A table of a pattern needs its whole name." if len(plain) < len(config.tables) else ""
+    raise ConfigError(f"{name} {what}. Give catalog.namespace.table, such as the targets: {known}.{hint}")
 
 
 def history(spark: SparkSession, config: Config, name: str) -> History:

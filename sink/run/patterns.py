@@ -14,6 +14,8 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError
 from sink.sources.source import SourceView
 
+NO_TABLE = "no table yet: no topic or directory fits the entries of tables"
+
 
 @dataclass(frozen=True)
 class ResolvedTable:

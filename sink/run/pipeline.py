@@ -462,11 +462,13 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 
 
 @contextmanager
-def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
+def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
 
     Signals that reach the JVM do the same. The JVM gets them under `spark-submit`, where it is the parent process, and
     from service managers that send a signal to all processes.
+
+    Yields a function that says whether a signal has come.
     """
     told = False
 
@@ -485,7 +487,7 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[None]:
     in_jvm = _JvmSignals(spark, stop)
     try:
         in_jvm.register()
-        yield
+        yield lambda: told
     finally:
         in_jvm.restore()
         for number, handler in previous.items():

@@ -4,6 +4,7 @@ import base64
 import json
 import re
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -431,11 +432,17 @@ def test_the_most_frequent_format_is_written_and_the_others_are_named(tmp_path: 
         return Found(name, Recognized(format_, has_schema=True), ("id",), 10)
 
     results = [found("a.x", "maxwell-json"), found("b.x", "debezium-json"), found("b.y's", "debezium-json")]
-    place = proposal.Place("kafka", {"kafka.bootstrap.servers": "b:9092"}, tmp_path, what="Kafka at b:9092")
+    place = proposal.Place(
+        "kafka", {"kafka.bootstrap.servers": "b:9092"}, tmp_path, what="Kafka at b:9092", file="my.yaml"
+    )
     (tmp_path / "sink.yaml").write_text(proposal.write(place, results), encoding="utf-8")
     assert config.load(tmp_path / "sink.yaml").source.format == "debezium-json"
     assert tables(tmp_path / "sink.yaml") == {
         "b.x": ("lake.b.x", ["id"]),
         "b.y's": ("lake.b.y_s", ["id"]),
     }
-    assert r"#   maxwell-json: --topics 'a\.x'" in (tmp_path / "sink.yaml").read_text(encoding="utf-8")
+    text = (tmp_path / "sink.yaml").read_text(encoding="utf-8")
+    assert r"#   maxwell-json: --topics 'a\.x'" in text
+    assert "#   rowdelta check my.yaml " in text
+    of_files = proposal.write(replace(place, type="files", options={}), results)
+    assert "init again with --files and --output for these.\n#   maxwell-json: --files a.x\n" in of_files

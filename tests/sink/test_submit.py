@@ -538,12 +538,58 @@ def test_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["--at-position", "[1]"], "got '[1]', expected JSON such as"),
         (["--as-of", "x"], "got 'x', expected a time such as 2026-01-31T12:00:00"),
         (["--version", "1", "--as-of", "2026-01-31"], "not allowed with argument --version"),
-        (["--limit", "0"], "argument --limit: invalid"),
-    ):
+        *((["--limit", text], f"argument --limit: got '{text}', expected a whole number of at least 1")
+          for text in ("0", "-1", "many", "1.5")),
+    ):  # fmt: skip
         with pytest.raises(SystemExit) as ended:
             cli.main(["show", "a.yaml", "orders", *options])
         assert ended.value.code == 2
         assert words in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (["init", "--files", "d", "--topics", "a.*", "--option", "a=b"],
+         "--topics and --option: only with --bootstrap-servers, and here is --files."),
+        (["init", "--files", "d", "--registry", "http://r"], "--registry: only with --bootstrap-servers"),
+        (["init", "--bootstrap-servers", "b:9092", "--order-by", "seq"],
+         "--order-by: only with --files, and here is --bootstrap-servers."),
+        (["maintain", "a.yaml", "--convert-equality-deletes", "--rewrite-all"],
+         "--where and --rewrite-all choose files to rewrite, and --convert-equality-deletes rewrites none."),
+        (["maintain", "a.yaml", "--convert-equality-deletes", "--where", "id > 1"], "rewrites none. Leave out one"),
+    ],
+)  # fmt: skip
+def test_options_that_have_no_effect_together(
+    arguments: list[str], words: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(arguments) == 2
+    assert words in capsys.readouterr().err
+
+
+def test_a_reader_of_the_output_that_has_gone(tmp_path: Path) -> None:
+    reader, writer = os.pipe()
+    os.close(reader)
+    with os.fdopen(writer, "w") as gone:
+        done = subprocess.run(
+            command("packages", write_config(tmp_path)), stdout=gone, stderr=subprocess.PIPE, text=True, check=False
+        )
+    assert (done.returncode, done.stderr) == (141, "")
+
+
+def test_an_unexpected_error_says_what_to_do(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Also one that looks as if the output were gone."""
+
+    def fails(_: object) -> str:
+        raise BrokenPipeError("of a service")
+
+    monkeypatch.setattr("sink.spark.session.packages", fails)
+    assert cli.main(["packages", str(write_config(tmp_path))]) == 1
+    *_, error, advice = capsys.readouterr().err.splitlines()
+    assert error == "  BrokenPipeError: of a service"
+    assert advice.startswith("rowdelta: this is a mistake in rowdelta. Each table is as its last commit left it")
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
@@ -564,7 +610,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
 
 def test_help(capsys: pytest.CaptureFixture[str]) -> None:
     for arguments, words in (
-        (["--help"], ["run", "check", "status", "demo", "exit codes:", "75"]),
+        (["--help"], ["run", "check", "status", "demo", "exit codes:", "75", "rowdelta init --bootstrap-servers"]),
         (["run", "--help"], ["sink.yaml", "Ctrl-C and SIGTERM"]),
         (["status", "--help"], ["Changes nothing."]),
     ):

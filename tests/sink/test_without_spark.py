@@ -21,9 +21,11 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import cli
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, NeedsSparkError, TableError
+from sink.run.patterns import NO_TABLE
 from sink.sources.directories import Directories
 from sink.sources.plain import LocalFolders
 from sink.spark import type_names
@@ -294,6 +296,24 @@ def test_then_the_commands_start_spark(tmp_path: Path) -> None:
         code, lines, error = without_java(name, written(tmp_path, values))
         assert (code, lines) == (ConfigError.exit_code, [])
         assert error.startswith("rowdelta: no Java found.")
+
+
+def test_a_home_of_java_without_java(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Spark's scripts take no other Java then, even if one is on the PATH."""
+    monkeypatch.setenv("JAVA_HOME", str(tmp_path))
+    assert cli.main(["run", str(written(tmp_path, configuration(tmp_path)))]) == ConfigError.exit_code
+    assert f"no Java found: JAVA_HOME is {tmp_path}, and there is no bin/java in it." in capsys.readouterr().err
+
+
+def test_the_state_of_no_table(tmp_path: Path) -> None:
+    (tmp_path / "changes").mkdir()
+    values = configuration(tmp_path)
+    pattern = {"source": str(tmp_path / "changes" / "(.*)"), "target": "lake.shop.$1"}
+    values["sink"]["dead_letter_table"] = "lake.shop.bad"
+    values["tables"] = [values["tables"][0] | pattern]
+    assert list(inspection.status(None, Config.model_validate(values))) == [NO_TABLE]
 
 
 @pytest.mark.parametrize("token", [{}, {"credential": "a:b"}], ids=["no user", "a user"])
