@@ -19,6 +19,7 @@ from sink.sources.directories import Directories
 from sink.sources.plain import LocalFolders, PlainTopics, check_options
 from sink.sources.source import SourceView
 from sink.spark import versions as spark_versions
+from sink.spark.archive import OPTION_VARIABLES
 from sink.targets.base import Tables
 from sink.targets.iceberg.metadata import MetadataTables
 
@@ -35,8 +36,6 @@ _STEERING = (
     "HADOOP_CONF_DIR", "YARN_CONF_DIR", "HADOOP_HOME", "PYSPARK_SUBMIT_ARGS", "SPARK_DIST_CLASSPATH", "CLASSPATH",
 )  # fmt: skip
 """Environment variables through which the JVM gets settings, or finds files with settings."""
-_JVM_OPTIONS = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
-"""Environment variables that may set Spark's settings as properties of the JVM."""
 _SIZE = r"([1-9]\d*g|[5-9]\d\dm|[1-9]\d{3,}m)"
 _HARMLESS: Mapping[str, str] = {
     "spark.app.name": r".*",
@@ -129,6 +128,6 @@ def _check_environment(config: Config) -> None:
     for name in _STEERING:
         if os.environ.get(name):
             raise NeedsSparkError(name)
-    for name in _JVM_OPTIONS:
+    for name in OPTION_VARIABLES:
         if "-Dspark." in os.environ.get(name, ""):
             raise NeedsSparkError(name)

@@ -16,7 +16,7 @@ from sink.redaction import masked
 from sink.run.inference import SparkSample
 from sink.run.job_errors import JOB_ERRORS
 from sink.run.keys import table_key, with_key
-from sink.run.patterns import ResolvedTable, chosen_tables, find_tables, source_pattern
+from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
 from sink.targets.base import property_prefix
@@ -173,7 +173,7 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
     key = table_key(config, resolved, target, SparkSample(spark, config, section, open_source(spark, config, {})))
     plan = plan_table(catalogs, config, with_key(resolved, key), target)
     topic = Topic(spark, config, plan) if config.source.type == "kafka" else None
-    source = _source(spark, config, resolved, wanted)
+    source = _source(spark, resolved, wanted)
     try:
         patience = Patience(wanted.settle_seconds, timeout)
         outcome = Rounds(plan, target, source, topic, property_prefix(config), patience, limit).run()
@@ -186,21 +186,21 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
     return outcome
 
 
-def _source(spark: SparkSession, config: Config, resolved: ResolvedTable, section: VerifySection) -> VerifySource:
+def _source(spark: SparkSession, resolved: ResolvedTable, section: VerifySection) -> VerifySource:
     if section.spark_table is not None:
-        return SparkTable(spark, _expanded(config, resolved, section.spark_table))
+        return SparkTable(spark, _expanded(resolved, section.spark_table))
     if section.url is None:
         raise ConfigError(f"{resolved.path}: verify has neither url nor spark_table. {_WAY_OUT}")
-    return _database(section.url)(spark, section, database_table(config, resolved, section.table))
+    return _database(section.url)(spark, section, database_table(resolved, section.table))
 
 
-def database_table(config: Config, resolved: ResolvedTable, configured: str | None) -> str:
+def database_table(resolved: ResolvedTable, configured: str | None) -> str:
     """The database's table.
 
     :param configured: `verify.table`.
     """
     if configured is not None and (resolved.from_pattern or not _REFERENCE.search(configured)):
-        return _expanded(config, resolved, configured)
+        return _expanded(resolved, configured)
     # Debezium's topics are <prefix>.<schema or database>.<table>
     source = resolved.section.source.rpartition("/")[2]
     return source.partition(".")[2] if source.count(".") > 1 else source
@@ -210,14 +210,11 @@ def _database(url: str) -> type[Postgres] | type[MySQL]:
     return Postgres if url.startswith("jdbc:postgresql:") else MySQL
 
 
-def _expanded(config: Config, resolved: ResolvedTable, text: str) -> str:
+def _expanded(resolved: ResolvedTable, text: str) -> str:
     """Replace `$1` by the group of a pattern, as it is in the topic's name."""
-    if not resolved.from_pattern:
+    match = resolved.match
+    if match is None:
         return text
-    entry = config.tables[int(re.sub(r"\D", "", resolved.path))]
-    pattern = source_pattern(entry, is_path=config.source.type == "files")
-    match = pattern.fullmatch(resolved.section.source)
-    assert match is not None
     return _REFERENCE.sub(lambda reference: match[int(reference[1] or reference[2])] or "", text)
 
 

@@ -8,7 +8,7 @@ the entry with the source's plain name gets it, else the first pattern.
 
 import re
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from sink.config import Config, TableSection
 from sink.errors import ConfigError
@@ -23,14 +23,18 @@ class ResolvedTable:
 
     :param section: the configured entry, with real names for source and target instead of patterns.
     :param path: the entry's place in the configuration, for messages: `tables[3]`.
-    :param from_pattern: whether the entry is a pattern.
+    :param match: of the source's name, if the entry is a pattern.
     :param error: the reason why the source can't have a table. `section.target` may then still have references.
     """
 
     section: TableSection
     path: str
-    from_pattern: bool = False
+    match: re.Match[str] | None = None
     error: ConfigError | None = None
+
+    @property
+    def from_pattern(self) -> bool:
+        return self.match is not None
 
 
 def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
@@ -80,10 +84,9 @@ def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedT
         if table.group is not None:
             changes["group"] = table.expand(table.group, match)
     except ValueError as error:
-        return ResolvedTable(
-            named, path, True, ConfigError(f"{path}: {error}. Correct the pattern, or name the table.")
-        )
-    return ResolvedTable(named.model_copy(update=changes), path, from_pattern=True)
+        refusal = ConfigError(f"{path}: {error}. Correct the pattern, or name the table.")
+        return ResolvedTable(named, path, match, refusal)
+    return ResolvedTable(named.model_copy(update=changes), path, match)
 
 
 def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> list[ResolvedTable]:
@@ -105,9 +108,7 @@ def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> 
             reason = f"{' and '.join(sources[section.target][:3])} would share the table {section.target}"
         else:
             return table
-        return ResolvedTable(
-            section, table.path, table.from_pattern, ConfigError(f"{table.path}: {reason}. Correct source or target.")
-        )
+        return replace(table, error=ConfigError(f"{table.path}: {reason}. Correct source or target."))
 
     return [checked(table) for table in resolved]
 

@@ -55,7 +55,8 @@ _LATE = tuple(
 all processor time for methods that hardly run again; what runs in a loop over rows comes to it all the same."""
 _SHORT = "-XX:TieredStopAtLevel=1"
 _SMALL = "-XX:+UseSerialGC"
-_OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
+"""Environment variables with options of the JVM, which may set Spark's settings too."""
 _OPTION_SETTINGS = ("spark.driver.extraJavaOptions", "spark.driver.defaultJavaOptions")
 
 
@@ -191,7 +192,7 @@ def launching(
 
 def _own_options(options: Mapping[str, str]) -> str:
     """The user's own options for the JVM. Some options can't be combined with others."""
-    said = [os.environ.get(name, "") for name in _OPTION_VARIABLES]
+    said = [os.environ.get(name, "") for name in OPTION_VARIABLES]
     return " ".join([*said, *(options.get(name, "") for name in _OPTION_SETTINGS)])
 
 

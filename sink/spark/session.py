@@ -2,6 +2,7 @@
 that the sink needs.
 """
 
+import logging
 import os
 import re
 import sys
@@ -25,6 +26,8 @@ from sink.spark import archive, interrupts, jars, java_answers, java_names
 from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 from sink.spark.java_errors import java_class, java_message
+
+log = logging.getLogger("rowdelta")
 
 _TOLD_TWICE = (
     "org.apache.spark.TaskContextImpl",
@@ -353,8 +356,16 @@ def _for_command_line(options: Mapping[str, str]) -> SparkConf:
         needed.append("spark.hadoop.")
     conf = SparkConf(loadDefaults=False)
     for name, value in options.items():
-        if name.startswith(tuple(needed)) or not (is_secret(name) or masked(value) != value):
+        has_secret = is_secret(name) or masked(value) != value
+        if not has_secret or name.startswith(tuple(needed)):
             conf.set(name, value)
+        if has_secret and name.startswith(tuple(needed)):
+            log.warning(
+                "spark: %s has a secret, and Spark's launcher needs it on the JVM's command line, which others on this "
+                "machine can read. Put it into the environment (JDK_JAVA_OPTIONS) or a file (spark.jars.ivySettings), or "
+                "the jars onto a local disk",
+                name,
+            )
     return conf
 
 

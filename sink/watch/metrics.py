@@ -5,11 +5,11 @@ What is beyond that shares the label `(others)`: its counts are summed up, and o
 histogram exists, over all tables: with one for each table and stage it would be most of the series.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 from prometheus_client.core import (
     CounterMetricFamily,
     GaugeMetricFamily,
@@ -39,7 +39,7 @@ _KINDS = {
 class OfTable:
     """A metric of each table.
 
-    :param name: in full. The names of counters end with `_total`.
+    :param name: as it is declared. Prometheus's client adds `_total` to the names of counters.
     :param of: the values of a table at a time (seconds of the monotonic clock), with their labels beside `table`.
     :param unite: how the values of tables without a label of their own become one.
     """
@@ -345,13 +345,3 @@ def registry(state: State) -> CollectorRegistry:
     made = CollectorRegistry(auto_describe=False)
     made.register(StateCollector(state))
     return made
-
-
-def rendered(of: CollectorRegistry) -> bytes:
-    """As Prometheus reads it (its text format 0.0.4)."""
-    return generate_latest(of)
-
-
-def names(state: State) -> Sequence[str]:
-    """The names of all metrics, as they are queried."""
-    return [f"{family.name}_total" if family.type == "counter" else family.name for family in registry(state).collect()]

@@ -29,8 +29,10 @@ from io import BytesIO
 from typing import Any
 from urllib.parse import parse_qs, urlsplit
 
+from prometheus_client import generate_latest
+
 from sink.errors import ConfigError
-from sink.watch.metrics import registry, rendered
+from sink.watch.metrics import registry
 from sink.watch.state import State
 
 log = logging.getLogger("rowdelta")
@@ -140,7 +142,7 @@ class _Answers:
         self._registry = registry(state)
         folder = resources.files("sink.watch") / "page"
         self._page = {path: (kind, (folder / name).read_bytes()) for path, (name, kind) in _PAGE.items()}
-        self._metrics = _Kept(lambda: rendered(self._registry))
+        self._metrics = _Kept(lambda: generate_latest(self._registry))
         self._summary = _Kept(lambda: _json(state.summary()))
 
     def answer(self, path: str, query: str) -> Answer:

@@ -528,4 +528,4 @@ def test_a_group_in_verify_must_be_one_of_the_source(tmp_path: Path) -> None:
 def test_the_databases_table_of_a_topic(tmp_path: Path, topic: str, table: str | None, expected: str) -> None:
     config = load_text(tmp_path, PATTERN)
     (resolved,) = resolve_tables(config, [topic])
-    assert database_table(config, resolved, table) == expected
+    assert database_table(resolved, table) == expected

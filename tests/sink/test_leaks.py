@@ -27,13 +27,14 @@ SECRETS = {
 }
 
 
-def test_the_jvms_command_line_has_no_secrets() -> None:
+def test_the_jvms_command_line_has_no_secrets(caplog: pytest.LogCaptureFixture) -> None:
     told = {
         "spark.master": "local[2]",
         "spark.jars.packages": "a:b:1",
         "spark.driver.extraJavaOptions": "-Dpassword=x",
     }
     assert dict(session._for_command_line(told | SECRETS).getAll()) == told
+    assert [record.args for record in caplog.records] == [("spark.driver.extraJavaOptions",)]
 
 
 def test_the_launcher_is_told_what_it_needs_to_fetch_files() -> None:
@@ -42,6 +43,14 @@ def test_the_launcher_is_told_what_it_needs_to_fetch_files() -> None:
     assert told.keys() == {"spark.jars", "spark.hadoop.fs.s3a.secret.key"}
     for local in ("/opt/a.jar,file:///opt/b.jar", "https://repo/a.jar"):
         assert session._for_command_line(SECRETS | {"spark.jars": local}).getAll() == [("spark.jars", local)]
+
+
+def test_a_secret_that_the_launcher_needs_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
+    repository = {"spark.jars.repositories": "https://ada:hunter2@repo/maven"}
+    assert dict(session._for_command_line(repository | SECRETS).getAll()) == repository
+    (warning,) = caplog.messages
+    assert warning.startswith("spark: spark.jars.repositories has a secret, and Spark's launcher needs it on the JVM's")
+    assert "hunter2" not in warning
 
 
 def test_the_launcher_is_told_no_secrets_of_a_job_that_reads_files(tmp_path: Path) -> None:
