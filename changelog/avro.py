@@ -9,9 +9,11 @@ with schema 9
       {"name": "id", "type": "long"}, {"name": "customer", "type": "string"},
       {"name": "amount", "type": ["null", {"type": "bytes", "logicalType": "decimal", "precision": 12, "scale": 2}]}]}
 
+A record is a +U (in mode append a +I). Key columns that it lacks are read from the message's key, as with ksqlDB.
+
 | message            | change |
 |--------------------|---|
-| a record           | +I of the record. Key columns that it lacks are read from the message's key (as with ksqlDB) |
+| a record           | +U of the record, or +I |
 | a null (tombstone) | -D of the message's key: a record's fields, or the value of the only key column |
 
 For rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, use `debezium-avro` with
@@ -53,6 +55,8 @@ class Avro:
         self._columns = [column.field for column in spec.columns]
         self._key = [column.field for column in spec.columns if column.name in spec.key]
         self._order = avro_records.order_paths(spec)
+        # a record says what a row is from now on, and not whether there was one before
+        self._kind = RowKind.INSERT if spec.inserts_only else RowKind.UPDATE_AFTER
         self._rows = AvroReader(schemas, self._plan)
         self._keys = KeyReader(spec, schemas)
         self._message_keys = MessageKeys(schemas)
@@ -84,7 +88,7 @@ class Avro:
         unknown = avro_records.unknown(found.schema, self._columns)
         missing = [n for n in avro_records.missing(found.schema, self._columns) if n not in self._key]
         if all(field in fields for field in self._key):
-            kind = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(found.record))
+            kind = pa.repeat(pa.scalar(int(self._kind), pa.int8()), len(found.record))
             yield Changes(found.record, kind, fields, order, unknown=unknown, missing=missing)
             return
         for keyed in self._keys.read(keys.take(found.record)):
@@ -92,7 +96,7 @@ class Avro:
                 yield Rejected(found.record.take(keyed.record), keyed.error_class, keyed.reason)
                 continue
             rows, key = keyed
-            kind = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(rows))
+            kind = pa.repeat(pa.scalar(int(self._kind), pa.int8()), len(rows))
             chosen = {field: Wire(wire.values.take(rows), wire.type) for field, wire in fields.items()}
             places = [Wire(wire.values.take(rows), wire.type) for wire in order]
             yield Changes(found.record.take(rows), kind, {**key, **chosen}, places, unknown=unknown, missing=missing)

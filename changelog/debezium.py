@@ -41,6 +41,9 @@ log it (Postgres: TOAST, Oracle: LOB), the connector sends this placeholder inst
 TOMBSTONES = "tombstones"
 """Name of an option of the format: whether a tombstone without its `d` deletes."""
 
+ADDED_TIMES = ("source_ts_us", "source_ts_ms", "ts_ms")
+"""Fields with times that `ExtractNewRecordState` can add to a row, without their prefix, the most exact one first."""
+
 _POINT = -99_999_999.0
 _GEOMETRIES = (
     struct.pack("<BIIdd", 1, 0x20000001, 4326, _POINT, _POINT),
@@ -220,6 +223,11 @@ def deleted(changes: Changes) -> npt.NDArray[np.int64]:
     return found
 
 
+def ignores_tombstones(spec: ChangelogSpec) -> bool:
+    """Whether no tombstone deletes a row."""
+    return spec.options.get(TOMBSTONES) == "ignore"
+
+
 def lone_tombstones(
     spec: ChangelogSpec,
     records: pa.RecordBatch,
@@ -236,7 +244,7 @@ def lone_tombstones(
     """
     keys = records.column("key")
     rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-    ignored = spec.inserts_only or spec.order_by or spec.options.get(TOMBSTONES) == "ignore"
+    ignored = spec.inserts_only or spec.order_by or ignores_tombstones(spec)
     if not len(rows) or ignored:
         return np.empty(0, np.int64)
     at, before = pa.array(rows), pa.array(np.maximum(rows - 1, 0))

@@ -6,9 +6,9 @@
             "created_at": "2026-01-02T03:04:05.123456Z", "updated_at": 1767323045123456},
             "source": {"lsn": 27657456, …}, "transaction": null, "op": "r", "ts_ms": 1795245173708}
 
-`changelog.debezium` says what the operations mean. A tombstone (null value) is ignored, since the `d` before it has
-already deleted the row. A `d` without a row is applied by the message's key. The schemas say how values are encoded, so
-only the registry's options are needed (`changelog.schema_registry`).
+`changelog.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored, since
+the `d` has already deleted the row; one without a `d` deletes by the message's key, as a `d` without a row does. The
+schemas say how values are encoded, so only the registry's options are needed (`changelog.schema_registry`).
 
 With `flattened: true` the messages are rows that the transform `ExtractNewRecordState` made. A row is a +U, unless
 `__op` says otherwise. If `__deleted` is true or `__op` is d, the row is a -D. A tombstone is a -D of the message's key.
@@ -72,7 +72,7 @@ class DebeziumAvro:
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
         values, keys = records.column("value"), records.column("key")
-        if self._flattened and values.null_count:
+        if self._flattened and values.null_count and not debezium.ignores_tombstones(self._spec):
             yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)
         deletes = list[Rows]()
         for found in self._messages.read(values):
@@ -127,8 +127,7 @@ class DebeziumAvro:
 
     @property
     def _row_times(self) -> list[Path]:
-        names = ("source_ts_us", "source_ts_ms", "ts_ms")
-        return [(self._prefix + name,) for name in names] if "_ts" in self._spec.metadata else []
+        return [(self._prefix + name,) for name in debezium.ADDED_TIMES] if "_ts" in self._spec.metadata else []
 
     def _rows(self, found: Read) -> Iterator[Changes | Rejected]:
         count = len(found.record)

@@ -29,7 +29,7 @@ from changelog.paths import at_path, with_path
 from changelog.row_images import first
 from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import json_candidates, spark_type
+from changelog.values import json_candidates, logical, spark_type
 
 _BEFORE = '{"before":'
 _CUTS = (',"after":', ',"source":{"version":')
@@ -299,10 +299,12 @@ class _RowReader:
     def _times(self) -> tuple[str, ...]:
         if "_ts" not in self._spec.metadata:
             return ()
-        return (f"{self._prefix}source_ts_ms", f"{self._prefix}ts_ms")
+        return tuple(f"{self._prefix}{name}" for name in debezium.ADDED_TIMES)
 
     def tombstones(self, records: pa.RecordBatch, rows: Rows, _: Sequence[Rows]) -> Iterator[Changes | Rejected]:
         """Deletes by the messages' keys."""
+        if debezium.ignores_tombstones(self._spec):
+            return
         rest = np.ones(len(rows), np.bool_)
         for places, images in self._keys.images(records, pa.array(rows)):
             chosen = rows[places.to_numpy()]
@@ -415,9 +417,11 @@ def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> Wi
         return WireType("struct", children={f.name: _implied(f.dataType, False, options) for f in dtype.fields})
     if isinstance(dtype, T.DecimalType) and chosen["decimal.handling.mode"] == "precise":
         return WireType("bytes", _DECIMAL, {"scale": str(dtype.scale)})
-    if isinstance(dtype, T.DateType) and times != "isostring":
+    if times == "isostring" and isinstance(dtype, T.DateType | T.TimestampType | T.TimestampNTZType):
+        return WireType("string", logical.ISO_DATE if isinstance(dtype, T.DateType) else logical.ISO_TIMESTAMP)
+    if isinstance(dtype, T.DateType):
         return WireType("int32", "io.debezium.time.Date")
-    if isinstance(dtype, T.TimestampType | T.TimestampNTZType) and times != "isostring":
+    if isinstance(dtype, T.TimestampType | T.TimestampNTZType):
         if times == "connect":
             return WireType("int64", "org.apache.kafka.connect.data.Timestamp")
         return WireType("int64", "io.debezium.time.MicroTimestamp")

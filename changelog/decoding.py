@@ -372,7 +372,9 @@ class _TaskDecoder:
             missing = pc.and_(array.is_null(), pa.array(_sets(changes.kind)))
             if column.field in changes.unavailable:
                 missing = pc.and_not(missing, changes.unavailable[column.field])
-            if misfit is None and self._evolves and pc.any(missing).as_py():
+            if misfit is not None:
+                missing = pc.and_not(missing, pc.fill_null(misfit, False))
+            if self._evolves and pc.any(missing).as_py():
                 self.observed = merged_types({column.name: ""}, self.observed)
             reason = f"column {column.name} is null or missing, and the table requires a value"
             bad.add(changes.record.filter(missing), BadRecord.TYPE_MISMATCH, reason)

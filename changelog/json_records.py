@@ -542,7 +542,7 @@ def _pick(shape: Shape, value: Any, complaint: str) -> Any:
     if isinstance(shape, ListOf):
         if not isinstance(value, list):
             raise _MisplacedError(complaint)
-        return [_pick(shape.element, element, complaint) for element in value]
+        return [None if element is None else _pick(shape.element, element, complaint) for element in value]
     if not isinstance(value, dict):
         raise _MisplacedError(complaint)
     return {

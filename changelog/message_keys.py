@@ -82,16 +82,16 @@ class MessageKeys:
             if schema_id is None:
                 yield from self._of_json(keys.take(chosen), rows[members])
                 continue
-            if schema_id not in self._by_id:
-                self._by_id[schema_id] = self._of_avro(schema_id)
-            yield self._by_id[schema_id], int(rows[members].min())
+            yield self._of_avro(schema_id), int(rows[members].min())
 
     def _of_avro(self, schema_id: int) -> Names | None:
-        try:
-            schema = self._schemas.get(schema_id).value
-        except SchemaError:
-            return None
-        return tuple(schema.fields) if schema.kind == "record" else None
+        if schema_id not in self._by_id:
+            try:
+                schema = self._schemas.get(schema_id).value
+            except SchemaError:  # the registry may know it later
+                return None
+            self._by_id[schema_id] = tuple(schema.fields) if schema.kind == "record" else None
+        return self._by_id[schema_id]
 
     def _of_json(self, keys: pa.BinaryArray, rows: Rows) -> Iterator[tuple[Names | None, int]]:
         for beginning, names in self._by_beginning.items():

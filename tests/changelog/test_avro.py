@@ -517,12 +517,12 @@ def test_upserts_tombstones_and_a_schema_that_changes_in_between() -> None:
     ]
     found = decoded(messages, spec(COLUMNS))
     assert found.rows == [
-        (0, "+I", {"id": 1, "name": "a"}),
-        (1, "+I", {"id": 2, "name": "b"}),
+        (0, "+U", {"id": 1, "name": "a"}),
+        (1, "+U", {"id": 2, "name": "b"}),
         (2, "-D", {"id": 1}),
         (3, "-D", {"id": 2}),
-        (4, "+I", {"id": 3, "name": None}),
-        (5, "+I", {"id": 1, "name": "c"}),
+        (4, "+U", {"id": 3, "name": None}),
+        (5, "+U", {"id": 1, "name": "c"}),
     ]
     unknown = {name for each in found.raw if isinstance(each, Changes) for name in each.unknown}
     assert unknown == {"meta", "extra"}  # `either` can't be a column
@@ -577,7 +577,7 @@ def test_what_is_rejected() -> None:
 def test_a_union_of_several_types_is_rejected_if_it_is_a_column() -> None:
     found = decoded([(None, message(1, ROW, row(1, either="x")))], spec(["id", "either"]))
     assert found.rejected == {0: "type_mismatch: column either: its schema is a union of null, int, string"}
-    assert decoded([(None, message(1, ROW, row(1, either="x")))], spec(["id"])).rows == [(0, "+I", {"id": 1})]
+    assert decoded([(None, message(1, ROW, row(1, either="x")))], spec(["id"])).rows == [(0, "+U", {"id": 1})]
 
 
 UTC = dt.UTC

@@ -290,6 +290,17 @@ def is_ignored(value: Any) -> bool:
     return value.get("type") in kinds or value.get("isDdl") is True
 
 
+def test_an_update_of_rows_of_which_one_did_not_change() -> None:
+    """Also if Arrow's reader can't read it together with the others, here because of `database`."""
+    update = message("UPDATE", [{"id": "1"}, {"id": "2"}], [None, {"region": None}])
+    fuzz.assert_accounted(
+        "canal-json",
+        [json.dumps(each).encode() for each in (message("DELETE", [{"id": "1"}]) | {"database": []}, update)],
+        fuzz.table(trust_before=True, schema_changes="evolve"),
+        is_ignored,
+    )
+
+
 @settings(deadline=None, max_examples=100)
 @given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
 def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:

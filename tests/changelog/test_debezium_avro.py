@@ -382,6 +382,14 @@ def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str) -> No
     assert list(changes.unknown) == ["qty"]
 
 
+def test_flattened_tombstones_that_are_to_be_ignored() -> None:
+    table = spec(["id", "v"], options={"flattened": "true", "tombstones": "ignore"})
+    messages: list[Pair] = [(None, flat(1, v="a")), (message(2, KEY, {"id": 1}), None), (None, None)]
+    found = decoded(messages, table, SCHEMAS | {5: json.dumps(FLAT)})
+    assert [(c.record, c.kind) for c in found.changes] == [(0, "+U")]
+    assert not found.rejected
+
+
 def test_flattened_rows() -> None:
     options = {"flattened": "true"}
     messages: list[Pair] = [

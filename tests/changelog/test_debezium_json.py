@@ -212,6 +212,25 @@ def test_a_required_column_may_not_be_null() -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("column", "good", "other"),
+    [
+        (ColumnSpec("v", T.ArrayType(T.StringType()), required=True), ["a"], ["b"]),
+        (ColumnSpec("v", T.BinaryType(), required=True, width=2), "AAE=", "AAI="),
+        (ColumnSpec("v", T.IntegerType(), required=True), 1, "no number"),
+    ],
+    ids=["an array", "fixed(2)", "beside a value that doesn't fit"],
+)
+def test_a_required_column_becomes_optional_whatever_stands_beside_the_null(
+    column: ColumnSpec, good: Any, other: Any
+) -> None:
+    table = ChangelogSpec((ColumnSpec("id", T.LongType(), required=True), column), ("id",), schema_changes="evolve")
+    rows = [event("c", {"id": number, "v": value}) for number, value in enumerate([good, None, other])]
+    observed: list[dict[str, str]] = []
+    list(ChangelogDecoder("debezium-json", table, observed.append)([raw_records(messages(*rows))]))
+    assert observed == [{"v": ""}]
+
+
 def test_columns_with_odd_names() -> None:
     columns = {"id": "bigint", "a b": "string", "ü`x": "int", "ID2": "string", "$": "string"}
     row = {"id": 1, "a b": "x", "ü`x": 2, "ID2": "y", "$": "z"}
@@ -381,7 +400,9 @@ def test_timestamps_without_envelope_are_micros() -> None:
     connect = {"time.precision.mode": "connect"}
     assert fits("timestamp_ntz", [MILLIS, 2**62], **connect) == [TO_MILLIS, MISFIT]
     iso = {"time.precision.mode": "isostring"}
-    assert fits("timestamp_ntz", ["2026-01-02T12:00:00.123456", MICROS], **iso) == [NOON, MISFIT]
+    assert fits("timestamp_ntz", ["2026-01-02T12:00:00.123456Z", MICROS], **iso) == [NOON, MISFIT]
+    assert fits("timestamp", ["2026-01-02T12:00:00.123456Z", MICROS], **iso) == [NOON.replace(tzinfo=dt.UTC), MISFIT]
+    assert fits("date", ["2026-01-02Z", "+292278994-08-16Z"], **iso) == [NOON.date(), MISFIT]
 
 
 def test_iso_timestamps() -> None:
@@ -535,6 +556,14 @@ def test_a_delete_by_the_key_reads_it_as_the_keys_schema_says(is_flattened: bool
     broken = {"schema": {"type": "struct", "fields": [{"type": "int64"}]}, "payload": {"k": MICROS}}
     (error,) = removed("timestamp_ntz", broken)
     assert error == ("null_key" if is_flattened else "missing_column")
+
+
+@pytest.mark.parametrize("choice", ["delete", "ignore"])
+def test_tombstones_of_rows_without_envelope(choice: str) -> None:
+    options = {"flattened": "true", "tombstones": choice}
+    records = raw_records([Message({"id": 1}, 0, {"id": 1}), Message(None, 1, {"id": 1})])
+    found = decode("debezium-json", records, spec({"id": "bigint"}, options=options))
+    assert [each.kind for each in found] == ["+U", *["-D"] * (choice == "delete")]
 
 
 GEOMETRY = "0101000020E6100000000000FC83D797C1000000FC83D797C1"
@@ -698,6 +727,13 @@ def test_new_fields_within_a_column_are_not_lost(schema_changes: str, is_envelop
         [{"a": 1}],
         [lost] if schema_changes == "ignore" else MISFIT,
     ]
+
+
+def test_the_most_exact_time_of_a_row_without_envelope() -> None:
+    row = {"id": 1, "__source_ts_ms": 1767323045123, "__source_ts_us": 1767323045123456, "__ts_ms": 5}
+    table = spec({"id": "bigint"}, options={"flattened": "true"}, metadata=("_ts",))
+    (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(row))])
+    assert rows.column("_ts")[0].as_py() == dt.datetime(2026, 1, 2, 3, 4, 5, 123456, dt.UTC)
 
 
 @pytest.mark.parametrize("is_enveloped", [False, True])

@@ -119,8 +119,8 @@ def test_rows_with_registered_schemas(registry: Registry, admin: SchemaRegistryC
         ],
     )
     assert [(c.record, c.kind, c.row) for c in found.changes] == [
-        (0, "+I", {"id": 1, "name": "a"}),
-        (1, "+I", {"id": 2, "name": "b", "note": "x"}),
+        (0, "+U", {"id": 1, "name": "a"}),
+        (1, "+U", {"id": 2, "name": "b", "note": "x"}),
         (2, "-D", {"id": 1}),
     ]
     assert found.rejected == {
