@@ -34,9 +34,8 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from benchmarks.pages import folded
 from deltawriters.collapse import Ints
-from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, open_run, write_run
+from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice, RunInfo, open_run, write_run
 from deltawriters.keyindex.hashing import Hashes
-from sink.spark.task import RUN_ENTRIES
 
 PROBED = 10_000
 """Keys looked up at a time; half of them are in the index."""

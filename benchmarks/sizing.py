@@ -26,10 +26,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from benchmarks.keyindex import build, probe
-from deltawriters.keyindex import IndexSlice, RunInfo, open_run, runs
+from deltawriters.keyindex import RUN_ENTRIES, IndexSlice, RunInfo, open_run, runs
 from deltawriters.keyindex.versions import IndexVersion
 from deltawriters.storage import file_io
-from sink.spark.task import RUN_ENTRIES
 
 BILLION = 1_000_000_000
 

@@ -8,8 +8,7 @@
     values       values of messages to values of columns, exactly
     decoding     `ChangelogDecoder` puts these modules together, for Spark tasks
 
-This package does no I/O, except that `schema_registry` asks the schema registry. It knows no table format.
-`changelog.rows`
-imports neither Spark nor PyArrow. Only `row_kind_columns` needs a JVM: it handles the Parquet files that
-`row_kind_parquet` leaves to Spark. All other modules work on Arrow arrays.
+This package does no I/O, except that `schema_registry` asks the schema registry. Column types are Spark's
+(`pyspark.sql.types`), which need no JVM. Only `row_kind_columns` needs one: it handles the Parquet files that
+`row_kind_parquet` leaves to Spark. All other modules work on Arrow arrays, and `changelog.rows` imports no Spark.
 """

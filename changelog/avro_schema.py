@@ -65,7 +65,7 @@ _LOGICAL = {
 }
 _MAX_DEPTH = 60
 _MOST_TYPES = 100_000
-"""So many types may a schema have, counting a named type wherever it is used. Each is a step of the reader."""
+"""A schema may have at most this many types, where a named type counts each time. Each is a step of the reader."""
 
 
 class SchemaError(ValueError):
@@ -207,7 +207,7 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
         _check_unfolded(node)
         return node
     except SchemaError:
-        raise  # of whoever finds the references
+        raise  # while the references were fetched
     except (
         SchemaParseException,
         UnknownType,
@@ -221,11 +221,10 @@ def parse(text: str, references: Iterable[str] = ()) -> Node:
 
 
 def _check_unfolded(node: Node) -> None:
-    """Refuse a schema whose values are read in very many steps, though it is short and they may be as well: named types
-    that contain others twice, which contain others twice, and so on.
+    """Refuse a short schema that unfolds to very many types, such as records that each contain the next one twice.
 
-    :raises ValueError: the schema is such a one, a record contains itself in every value, or an array has values that
-        take no bytes.
+    :raises ValueError: it unfolds to too many types, a record contains itself in every value, or an array has values
+        that take no bytes.
     """
     sizes: dict[int, int] = {}
     unfolding: set[int] = set()

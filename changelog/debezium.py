@@ -236,7 +236,8 @@ def lone_tombstones(
 ) -> npt.NDArray[np.int64]:
     """Row numbers of those tombstones that delete a row: the ones that don't come right after a delete of the same key.
     Usually a `d` comes right before, and has deleted the row. But Kafka's compaction, or a filter, may drop the `d` and
-    keep the tombstone. One without a key says nothing, and none has a place in an order by the event's columns.
+    keep the tombstone. A tombstone without a key is ignored, and so are all of them if `order_by` is set: they have no
+    order value.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of all tombstones.

@@ -497,7 +497,7 @@ def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
 
 
 def is_wider(dtype: T.DataType, other: T.DataType) -> bool:
-    """Whether Iceberg can promote a column from `other` to `dtype`."""
+    """Whether a column may be promoted from `other` to `dtype`, as Iceberg allows."""
     if isinstance(dtype, T.DecimalType) and isinstance(other, T.DecimalType):
         return bool(dtype.scale == other.scale and dtype.precision > other.precision)
     return (isinstance(other, T.IntegerType) and isinstance(dtype, T.LongType)) or (

@@ -102,7 +102,9 @@ Mask = npt.NDArray[np.bool_]
 
 
 def is_bad(changes: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray | None:
-    """Flags the changelog rows that are bad records. None if there are none. A partial row is not bad."""
+    """Flags the changelog rows that stand for a record and not for a change: bad records and TRUNCATEs. None if there
+    are none. A partial row is neither.
+    """
     bad = changes.column(BAD)
     if bad.null_count == len(bad):
         return None

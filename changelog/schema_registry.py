@@ -71,7 +71,7 @@ _DEFAULTS: Mapping[str, str | float] = {"timeout": 30.0}
 _NOT_FOUND = (40401, 40402, 40403)
 _PATIENCE_SECONDS = 5.0
 _PATIENCE_EVERY_SECONDS = 60.0
-"""So long a client waits for a schema id that the registry doesn't know, and so often at most: a topic of broken
+"""How long a client waits for a schema id that the registry doesn't know, and how often at most: a topic of broken
 messages may have any number of such ids.
 """
 

@@ -1,7 +1,8 @@
 """Arrow record batches of changes in, data and delete files out. This package knows no Spark, no catalog and no table
 format, and commits nothing. A `TableSpec` stands for the table; `sink.targets` has one for each format.
 
-The parts nest, and all have the same two verbs, `write` and `close() -> list[ContentFile]`:
+The parts nest. A writer has `write` and `close`; what collects deletes has `delete` and `close`. Writers of partitions
+and rolling writers return `list[ContentFile]`, a Parquet file its `ParquetFacts`, and the delta writer a `WriteResult`:
 
     DeltaWriter                     one per task: collapses changes, keeps key -> (file, pos) for the commit
     ├─ PartitionedWriter            splits rows by partition value: fanout while rows keep coming, clustered at the end

@@ -4,7 +4,7 @@ Every step works on whole columns. Keys become dense integers, numbered by first
 one integer rank. The rest is numpy scatter and compare. 1M rows take about 50 ms on one core.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -92,6 +92,15 @@ def dense_ids(columns: Sequence[pa.Array]) -> tuple[Ints, int]:
         # both factors are at most the row count, so the product fits
         ids, count = _encode(pa.array(ids * cardinality + more))
     return ids, count
+
+
+def grouped(numbers: Ints) -> Iterator[tuple[int, Ints]]:
+    """Each number that occurs, in ascending order, with the places where it occurs, in ascending order."""
+    if not len(numbers):
+        return
+    order = np.argsort(numbers, kind="stable")
+    found, starts = np.unique(numbers[order], return_index=True)
+    yield from zip(found.tolist(), np.split(order, starts[1:]), strict=True)
 
 
 def order_rank(columns: Sequence[pa.Array]) -> Ints:

@@ -3,8 +3,8 @@
 One rule of Iceberg shapes the writer (spec, "Scan Planning"): an equality delete applies to data files with a strictly
 lower sequence number, and all files of a commit have the same sequence number. So an equality delete can't remove a row
 of the same commit; only a position delete can, and other formats have no other deletes. Therefore the writer remembers
-the row's place for every key of the commit, until the commit ends. Flink's `BaseTaskWriter.BaseEqualityDeltaWriter`
-does the same with its `insertedRowMap`, row by row; this writer does it buffer by buffer.
+the row's place for every key of the commit, until the commit ends. Iceberg's `BaseTaskWriter.BaseEqualityDeltaWriter`,
+which the Flink sink extends, does the same with its `insertedRowMap`, row by row; this writer does it buffer by buffer.
 
 A TRUNCATE of the source is a barrier in the order of changes: what is before it doesn't count, in this commit or in
 earlier ones. The writer keeps the last barrier. It drops the changes before it, removes the rows that it has already
@@ -31,6 +31,7 @@ from deltawriters.collapse import (
     Ints,
     collapse,
     dense_ids,
+    grouped,
     order_rank,
     ranked,
     sets_row,
@@ -154,7 +155,8 @@ class DeltaWriter:
     def write(self, changes: pa.RecordBatch) -> None:
         """Take a batch of changes.
 
-        :raises CardinalityError: two changes contradict each other (`changelog` mode).
+        :raises CardinalityError: two changes contradict each other (`changelog` mode), or a change has the order value
+            of a TRUNCATE.
         """
         kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
@@ -196,7 +198,7 @@ class DeltaWriter:
     def _is_void(self, orders: pa.Table) -> npt.NDArray[np.bool_]:
         """Whether each change came before the last TRUNCATE.
 
-        :raises CardinalityError: nothing tells.
+        :raises CardinalityError: a change has the order value of the TRUNCATE.
         """
         rank = order_rank([storage(column) for column in _concat(self._barrier, orders).columns])
         ties = np.flatnonzero(rank[1:] == rank[0])
@@ -212,7 +214,9 @@ class DeltaWriter:
     def close(self) -> WriteResult:
         """Write what is buffered and finish all files.
 
-        :raises CardinalityError: two changes contradict each other (`changelog` mode).
+        :raises CardinalityError: two changes contradict each other (`changelog` mode), or a change has the order value
+            of a TRUNCATE.
+        :raises CorruptIndexError: a run of the index is damaged or missing.
         """
         completed = self._complete(self._index) if self._partial else Completed()
         self._flush(last=True)
@@ -335,7 +339,7 @@ class DeltaWriter:
         return Completed(len(chosen), [located.files[number].path for number in np.unique(file).tolist()], letters)
 
     def _standing(self) -> "_Standing":
-        """Find out what the partial rows build on."""
+        """Find out what the partial rows build on. They leave the writer, and so does what a TRUNCATE made void."""
         partial, records = Partials.without_records(self._partial)
         self._partial = []
         names = [name for name in partial.column_names if name.startswith(ORDER)]
@@ -423,9 +427,8 @@ class DeltaWriter:
         if not columns:
             complete(keys, pa.table({}))
             return letters
-        for number in np.unique(file).tolist():
-            here = np.flatnonzero(file == number)
-            here = here[np.argsort(pos[here])]
+        for number, places in grouped(file):
+            here = places[np.argsort(pos[places])]
             done = 0
             try:
                 for part, rows in self._table.present_rows(files[number], pos[here], columns):

@@ -1,6 +1,7 @@
 """The files of one task: a factory that names the files and remembers their paths, and the rolling data file writer."""
 
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -36,10 +37,8 @@ class FileFactory:
     def delete_all(self) -> None:
         """Delete the files that this task wrote. The format's clean-up later finds files that can't be deleted."""
         for path in self.created:
-            try:
+            with suppress(OSError):
                 self._table.io.delete(path)
-            except (OSError, FileNotFoundError):
-                continue
 
 
 @dataclass(frozen=True)

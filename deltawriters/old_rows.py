@@ -1,9 +1,9 @@
 """Rows of earlier snapshots that a commit deletes, on their way from the tasks that found them to where their deletes
 are written.
 
-Positions travel as deletion vectors (`deltawriters.vectors`). Of a few, a task tells the driver. Many it writes into a
-file, and tells only where in it the positions in each data file are. So the driver's memory grows with the number of
-data files, and not with the number of deleted rows.
+Positions travel as deletion vectors (`deltawriters.vectors`). A task sends a few positions to the driver itself. It
+writes many into a file, and sends only where in it each data file's positions are. So the driver's memory grows with
+the number of data files, and not with the number of deleted rows.
 
     task    told, path = tell(rows, limit, path, io)
     driver  rows = DeletedRows.told(results, io_properties)
@@ -191,7 +191,7 @@ def read_spans(io: FileIO, path: str, spans: Sequence[tuple[int, int]]) -> list[
 
 
 _GAP = 1024 * 1024
-"""So many bytes are rather read and thrown away than asked for once more."""
+"""A gap of up to this many bytes is read and thrown away: another request would take longer."""
 
 
 @dataclass(frozen=True)

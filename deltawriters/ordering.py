@@ -74,8 +74,8 @@ def _interleaved(columns: Sequence[npt.NDArray[np.uint64]], bits: int) -> npt.ND
     """
     count = len(columns)
     byte = np.arange(256, dtype=np.uint64)
+    # the bits of each byte with gaps between them, for the bits of the other columns
     spread = np.zeros(256, np.uint64)
-    """The bits of each byte with gaps between them, in which there is place for those of the other columns."""
     for bit in map(np.uint64, range(8)):
         spread |= (byte >> bit & np.uint64(1)) << bit * np.uint64(count)
     interleaved = np.zeros(len(columns[0]), np.uint64)

@@ -19,7 +19,7 @@ _DICTIONARY_BYTES = 2 * 1024 * 1024
 ROW_GROUP_BYTES = 128 * 1024 * 1024
 """What moves rows writes at most so many bytes of them at once, as a row group."""
 _SLICE_ROWS, _SLICE_BYTES = 65_536, 16 * 1024 * 1024
-"""So many rows of a row group are decoded at a time, or fewer, if they are about so many bytes."""
+"""At most this many rows, or about this many bytes, of a row group are decoded at a time."""
 _LASTING_LEVEL, _QUICK_LEVEL = 3, 1
 """Levels of zstd. Spark's writer uses level 3. On changelog rows, files of level 3 are up to a fifth smaller than files
 of level 1, and take up to 1.15x of the time to write.

@@ -1,8 +1,8 @@
 """Partial rows: updates without the values of columns that they left unchanged (`changelog.rows`).
 
 Of a key's changes in a commit, the last whole one decides what partial rows build on: they are applied to its row, in
-their order, if they come after it. At an equal order value they come after it too, if it sets a row: of changes whose
-order nothing tells, that loses least. If a key has no whole change in the commit, its partial rows are applied to the
+their order, if they come after it. At an equal order value they come after it too if it sets a row, since nothing tells
+the order, and this loses least. If a key has no whole change in the commit, its partial rows are applied to the
 row that the table has.
 """
 
@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
-from deltawriters.collapse import Ints
+from deltawriters.collapse import Ints, grouped
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
@@ -112,9 +112,9 @@ class Partials:
         ends = np.cumsum([len(chunk) for chunk in self.records.chunks])
         chunks = np.searchsorted(ends, numbers, side="right")
         letters = []
-        for number in np.unique(chunks).tolist():
+        for number, here in grouped(chunks):
             chunk = self.records.chunk(number)
-            places = numbers[chunks == number] - (ends[number] - len(chunk))
+            places = numbers[here] - (ends[number] - len(chunk))
             letters.append(_letters(chunk.take(pa.array(places)), why, error_class))
         return letters
 

@@ -11,7 +11,7 @@ import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltawriters.collapse import Ints
+from deltawriters.collapse import Ints, grouped
 from deltawriters.content import ContentFile, Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
@@ -79,7 +79,7 @@ class IndexResult:
     :param absent: number of keys that were deleted, but were not in the table.
     :param duplicates: number of old rows beyond the first row of each key. Only another writer can have written them;
         the commit deletes them too.
-    :param probe_seconds: that the look-up of the keys took.
+    :param probe_seconds: seconds that the look-up of the keys took.
     """
 
     runs: list[RunInfo]
@@ -210,12 +210,4 @@ def indexed(path: str, partition: Partition) -> IndexedFile:
 
 def by_file(file: Ints, pos: Ints, files: Sequence[IndexedFile]) -> list[OldRows]:
     """Rows by their data file: row i is at position `pos[i]` of `files[file[i]]`."""
-    if not len(file):
-        return []
-    order = np.argsort(file, kind="stable")
-    numbers, starts = np.unique(file[order], return_index=True)
-    stops = [*starts[1:], len(order)]
-    return [
-        OldRows(files[int(number)], pos[order[start:stop]])
-        for number, start, stop in zip(numbers, starts, stops, strict=True)
-    ]
+    return [OldRows(files[number], pos[places]) for number, places in grouped(file)]

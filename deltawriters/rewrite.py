@@ -1,13 +1,14 @@
 """Moves live rows to new data files, and leaves deleted rows out. The same writers write the rows as in a micro-batch.
 The task writes the new places of the rows into the key index, so the index doesn't have to read the new files.
 
-A task of a minor compaction merges small files so. The index tells it which rows are live, and the table how many.
+A minor compaction merges small files this way: the index tells which rows are live, and the table how many there are.
 With `deletes: copy-on-write`, a task replaces the files from which a micro-batch deletes rows (`Rewriter.copy`). The
 positions of deleted rows tell it which rows are live.
 """
 
 import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from typing import Any
@@ -21,6 +22,7 @@ from deltawriters.content import ContentFile, Partition
 from deltawriters.deletes import Deletes
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
+    RUN_ENTRIES,
     SUPERSEDES,
     CorruptIndexError,
     Entries,
@@ -45,9 +47,8 @@ sorted by itself.
 _BYTES_TO_SORT = 72
 """For each row: the hashes of its key, its place, and numbers by which it is sorted."""
 _KEPT, _KEPT_BYTES = 256, 64 * 1024
-"""So many delete files up to this size are kept in memory. They are needed twice if they are merged with data files."""
-_RUN_ENTRIES = 4_000_000
-"""A task holds this many index entries (24 bytes each) before it writes a run."""
+"""At most this many delete files, of up to this size, are kept in memory. They are needed twice if they are merged
+with data files."""
 
 HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
 """A function from key columns, in the types that Spark has for them, to the high hashes of the keys."""
@@ -175,7 +176,7 @@ class Rewriter:
     :param index: the table's key index of the snapshot that has the files.
     :param sequence: sequence of the runs that the rewriter writes.
     :param hash_keys: computes the high hashes of keys.
-    :param order: in which the rows of a group are written. None leaves them as they are. So do copies.
+    :param order: the order in which the rows of a group are written. None keeps theirs, and copies always keep it.
     """
 
     def __init__(
@@ -249,18 +250,19 @@ class Rewriter:
                 del rows  # before the next ones are read
                 file = located.file[: len(high)].astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
                 pos = located.pos[: len(high)].astype(np.uint32)
-                for start in range(0, len(high), _RUN_ENTRIES):
-                    part = slice(start, start + _RUN_ENTRIES)
+                for start in range(0, len(high), RUN_ENTRIES):
+                    part = slice(start, start + RUN_ENTRIES)
                     self._entries.append(Entries(high[part], low[part], file[part], pos[part], ()))
-                    if sum(len(part.high) for part in self._entries) >= _RUN_ENTRIES:
+                    if sum(len(part.high) for part in self._entries) >= RUN_ENTRIES:
                         self._write_run()
             files = finish(data.close())
             self._write_run()
         except BaseException:
             data.abort()
             self._factory.delete_all()
-            for run in self._runs:
-                self._index.io.delete(f"{self._index.location}/{run.name}")
+            with suppress(OSError):  # the index's clean-up finds them later, and the first error says what to do
+                for run in self._runs:
+                    self._index.io.delete(f"{self._index.location}/{run.name}")
             raise
         paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]
         return Rewritten(files, self._runs, paths, count)

@@ -24,7 +24,7 @@ _3, _7, _64 = np.uint64(3), np.uint64(7), np.uint64(64)
 _LONG = 1024
 """Bytes of the longest value that is hashed together with others."""
 _BLOCK = 16_384
-"""So many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
+"""This many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
 
 
 def row_hash(columns: Sequence[pa.Array]) -> npt.NDArray[np.int64]:

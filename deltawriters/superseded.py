@@ -6,7 +6,7 @@ Only a task that flushed its rows, and then got a later change of one of their k
 
 import numpy as np
 
-from deltawriters.collapse import Ints
+from deltawriters.collapse import Ints, grouped
 from deltawriters.content import ContentFile
 from deltawriters.deletes import Deletes
 from deltawriters.files import DataFiles, FileFactory, Locations
@@ -50,17 +50,19 @@ class SupersededRows(Deletes):
         self._pending = []
         writer = PartitionedWriter(self._table, self._factory, self._files, lasting=self._lasting)
         described = {described.path: described for described in data_files}
+        # files that are written meanwhile have other numbers
+        rows_of = dict(grouped(places.file))
         try:
-            for number in np.unique(file).tolist():
+            for number, chosen in grouped(file):
                 old = described.pop(self._files.path(number))
                 place = indexed(old.path, self._files.partition(number))
                 new = Locations(np.full(old.record_count, -1), np.full(old.record_count, -1))
-                left_out = np.unique(pos[file == number])
+                left_out = np.unique(pos[chosen])
                 parts = self._table.copied_rows(TouchedFile(place, old.size_in_bytes), left_out)
                 for kept, rows in joined(parts, ROW_GROUP_BYTES):
                     located = writer.write(rows.select(self._table.arrow_schema.names))
                     new.file[kept], new.pos[kept] = located.file, located.pos
-                here = places.file == number
+                here = rows_of.get(number, chosen[:0])
                 places.file[here], places.pos[here] = new.file[places.pos[here]], new.pos[places.pos[here]]
                 self._table.io.delete(old.path)
             return [*described.values(), *writer.close()]

@@ -38,6 +38,7 @@ The committer records which runs and dead files belong to which table snapshot. 
 from deltawriters.keyindex.hashing import BASE, low_hash, random_base
 from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
+    RUN_ENTRIES,
     SUPERSEDES,
     TOMBSTONE,
     CorruptIndexError,
@@ -53,6 +54,7 @@ from deltawriters.keyindex.xxhash64 import xxhash64
 
 __all__ = [
     "BASE",
+    "RUN_ENTRIES",
     "SUPERSEDES",
     "TOMBSTONE",
     "CorruptIndexError",

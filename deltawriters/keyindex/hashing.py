@@ -35,7 +35,7 @@ _29, _32, _61 = np.uint64(29), np.uint64(32), np.uint64(61)
 _LAST_WORD_MASK = np.array([0xFFFFFFFF, 0xFF, 0xFFFF, 0xFFFFFF], np.uint32)
 """By length modulo 4: the bytes of the last word that belong to the value."""
 _BLOCK = 16_384
-"""So many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
+"""This many rows are hashed at a time, so that their intermediate columns stay in the processor's cache."""
 
 
 class _Base(NamedTuple):

@@ -1,8 +1,8 @@
 """Probes and merges the runs of an index. Each task does this for the range of key hashes that it owns."""
 
 import math
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from functools import cached_property
 from itertools import groupby, pairwise
 
@@ -13,6 +13,7 @@ from pyiceberg.io import FileIO
 from deltawriters.collapse import Ints
 from deltawriters.keyindex.hashing import BASE, Hashes
 from deltawriters.keyindex.runs import (
+    RUN_ENTRIES,
     SUPERSEDES,
     TOMBSTONE,
     Entries,
@@ -105,11 +106,14 @@ class IndexSlice:
             query, at = _matches(run, high, low, pending[start:stop])
             file = run.file[at]
             supersedes = file & SUPERSEDES != 0
-            live = _until_superseded(_changes(query), supersedes) & (file != TOMBSTONE)
-            live[live] = ~self._dead_files(run)[file[live] & _NUMBER]
-            local, inverse = np.unique(file[live] & _NUMBER, return_inverse=True)
-            known = np.array([_number(run.files[i], numbers, files) for i in local.tolist()], np.int64)
-            found.append((by_high[query[live]], known[inverse], run.pos[at[live]].astype(np.int64)))
+            row = np.flatnonzero(_until_superseded(_changes(query), supersedes) & (file != TOMBSTONE))
+            # a run may name very many files, and a few keys are in few of them
+            local, inverse = np.unique(file[row] & _NUMBER, return_inverse=True)
+            named = [run.files[number] for number in local.tolist()]
+            known = np.array([-1 if self._is_dead(run, f) else _number(f, numbers, files) for f in named], np.int64)
+            number = known[inverse]
+            row, number = row[number >= 0], number[number >= 0]
+            found.append((by_high[query[row]], number, run.pos[at[row]].astype(np.int64)))
             done = np.zeros(len(high), np.bool_)
             done[query[supersedes]] = True
             pending = pending[~done[pending]]
@@ -138,7 +142,7 @@ class IndexSlice:
         result[by_high] = found
         return result
 
-    def write_merged(self, name: str, first: int, last: int, max_entries: int = 4_000_000) -> list[RunInfo]:
+    def write_merged(self, name: str, first: int, last: int, max_entries: int = RUN_ENTRIES) -> list[RunInfo]:
         """Merge the entries of the runs `merge` with first <= high < last into new runs `{name}-{i}`. If no entry is
         left, no run is written.
 
@@ -148,58 +152,49 @@ class IndexSlice:
         :param max_entries: about this many entries are read at a time; it is also the largest size of a new run.
         :raises CorruptIndexError: a run is damaged or missing.
         """
-        infos = sorted((run for run in self.runs if run.name in self.merge), key=lambda run: -run.sequence)
-        runs = [open_run(self.io, self.location, run) for run in infos if run.first < last and run.last >= first]
-        numbers: dict[str, int] = {}
-        files: list[IndexedFile] = []
-        renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
-        dead = [self._dead_files(run) for run in runs]
-        edges = _edges(runs, first, last, max_entries)
-        written: list[RunInfo] = []
-        for low_edge, high_edge in pairwise(edges):
-            newest_first = [
-                _renumber(run, _between(run, low_edge, high_edge), new, gone)
-                for run, new, gone in zip(runs, renumbered, dead, strict=True)
-            ]
-            merged = self._merged(newest_first, files)
-            if len(merged.high):
-                written.append(write_run(self.io, self.location, f"{name}-{len(written)}", infos[0].sequence, merged))
-        return written
+        infos = [run for run in self.runs if run.name in self.merge]
+        parts = self._merged(infos, first, last, max_entries, drop_tombstones=self.drop_tombstones)
+        sequence = max((run.sequence for run in infos), default=0)
+        return [
+            write_run(self.io, self.location, f"{name}-{number}", sequence, part) for number, part in enumerate(parts)
+        ]
 
-    def live_rows(self, max_entries: int = 4_000_000) -> Iterator[tuple[Ints, Ints, Sequence[IndexedFile]]]:
+    def live_rows(self) -> Iterator[tuple[Ints, Ints, Sequence[IndexedFile]]]:
         """All rows that the index knows: parts of n rows, with their n file numbers, n positions, and the files.
 
-        :param max_entries: about this many entries are read at a time.
         :raises CorruptIndexError: a run is damaged or missing.
         """
-        everything = replace(self, drop_tombstones=True)
-        infos = sorted(self.runs, key=lambda run: -run.sequence)
-        runs = [open_run(self.io, self.location, run) for run in infos]
+        for part in self._merged(self.runs, 0, 2**64, RUN_ENTRIES, drop_tombstones=True):
+            yield (part.file & _NUMBER).astype(np.int64), part.pos.astype(np.int64), part.files
+
+    def _merged(
+        self, infos: Iterable[RunInfo], first: int, last: int, max_entries: int, *, drop_tombstones: bool
+    ) -> Iterator[Entries]:
+        """The merged entries of runs with first <= high < last: parts that aren't empty, by `high`."""
+        newest_first = sorted(infos, key=lambda run: -run.sequence)
+        runs = [open_run(self.io, self.location, run) for run in newest_first if run.first < last and run.last >= first]
         numbers: dict[str, int] = {}
         files: list[IndexedFile] = []
         renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
-        dead = [self._dead_files(run) for run in runs]
-        for low_edge, high_edge in pairwise(_edges(runs, 0, 2**64, max_entries)):
-            newest_first = [
+        dead = [np.array([self._is_dead(run, f) for f in run.files], np.bool_) for run in runs]
+        for low_edge, high_edge in pairwise(_edges(runs, first, last, max_entries)):
+            columns = [
                 _renumber(run, _between(run, low_edge, high_edge), new, gone)
                 for run, new, gone in zip(runs, renumbered, dead, strict=True)
             ]
-            merged = everything._merged(newest_first, files)
-            yield (merged.file & _NUMBER).astype(np.int64), merged.pos.astype(np.int64), merged.files
+            high, low, file, pos = (np.concatenate(parts) for parts in zip(*columns, strict=True))
+            entries = Entries(high, low, file, pos, tuple(files)).sorted()
+            keep = _until_superseded(_changes(entries.high) | _changes(entries.low), entries.file & SUPERSEDES != 0)
+            if drop_tombstones:
+                keep &= entries.file != TOMBSTONE
+            if keep.any():
+                yield _only_used_files(
+                    Entries(entries.high[keep], entries.low[keep], entries.file[keep], entries.pos[keep], entries.files)
+                )
 
-    def _merged(self, newest_first: list[tuple[Hashes, Hashes, Words, Words]], files: Sequence[IndexedFile]) -> Entries:
-        high, low, file, pos = (np.concatenate(columns) for columns in zip(*newest_first, strict=True))
-        entries = Entries(high, low, file, pos, tuple(files)).sorted()
-        keep = _until_superseded(_changes(entries.high) | _changes(entries.low), entries.file & SUPERSEDES != 0)
-        if self.drop_tombstones:
-            keep &= entries.file != TOMBSTONE
-        return _only_used_files(
-            Entries(entries.high[keep], entries.low[keep], entries.file[keep], entries.pos[keep], entries.files)
-        )
-
-    def _dead_files(self, run: Run) -> Flags:
-        """For each file of the run: whether this run's entries that point to the file are dead."""
-        return np.array([self.dead.get(file.path, -1) > run.info.sequence for file in run.files], np.bool_)
+    def _is_dead(self, run: Run, file: IndexedFile) -> bool:
+        """Whether the run's entries that point to the file are dead."""
+        return self.dead.get(file.path, -1) > run.info.sequence
 
 
 def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:

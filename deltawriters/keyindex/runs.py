@@ -33,11 +33,13 @@ SUPERSEDES = np.uint32(1 << 31)
 TOMBSTONE = np.uint32(0xFFFFFFFF)
 """Value of `file` for a deleted key: it has the flag `SUPERSEDES` and no row. It uses up the file number 2^31 - 1."""
 
+RUN_ENTRIES = 4_000_000
+"""A task holds this many entries (24 bytes each) before it writes a run. So runs have about this many at most."""
 _FILES = b"files"
 _CHUNK = 16 << 20
+"""A remote run is read in parts of this many bytes, each by a request of its own."""
 _NO_RUN = (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, IndexError, TypeError, ValueError)
 """What reading a damaged file raises: one other byte may say that integers have more than 64 bits."""
-"""A remote run is read in parts of this many bytes, each by a request of its own."""
 _OPEN_RUNS = 256
 """A process keeps this many runs mapped. A deleted run still takes disk space while a process has it mapped."""
 _CACHE_SECONDS = 3600

@@ -30,7 +30,7 @@ from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, Ta
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
 from deltawriters.files import DataFiles, FileFactory
-from deltawriters.keyindex import Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
+from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
 from deltawriters.old_rows import tell
 from deltawriters.ordering import RowOrder
 from deltawriters.partitioning import PartitionedWriter
@@ -46,8 +46,6 @@ RESULT_SCHEMA = "result string"
 INDEX_FILE = "_rowdelta_file"
 INDEX_POS = "_rowdelta_pos"
 _LOW = "_rowdelta_low"
-RUN_ENTRIES = 4_000_000
-"""A task that builds the index sorts this many entries at a time in memory (24 bytes each)."""
 _SAMPLES = 3
 
 
@@ -493,7 +491,7 @@ def build_index(
     if len(runs) > 1:
         # the merged runs have separate ranges, so that a key is looked up in only one of them
         overlapping = replace(index, runs=tuple(runs), merge=tuple(run.name for run in runs))
-        merged = overlapping.write_merged(f"{name}-{context.taskAttemptId()}-merged", 0, 2**64, RUN_ENTRIES)
+        merged = overlapping.write_merged(f"{name}-{context.taskAttemptId()}-merged", 0, 2**64)
         for run in runs:
             index.io.delete(f"{index.location}/{run.name}")
         runs = merged

@@ -190,6 +190,21 @@ def test_a_row_that_the_index_lacks_is_found_in_any_row_group(tmp_path: Path, un
     assert set(tmp_path.rglob("*.parquet")) == before
 
 
+def test_a_store_that_deletes_nothing_does_not_hide_what_is_wrong(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(*_: object) -> None:
+        raise PermissionError("nothing may be deleted here")
+
+    rewriter = (moving := Moving(tmp_path, ROWS - 2)).rewriter()
+    monkeypatch.setattr(mover, "RUN_ENTRIES", GROUP // 2)
+    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(type(rewriter._index.io), "delete", refuse)
+    with pytest.raises(CorruptIndexError):
+        rewriter.rewrite([moving.group])
+    assert rewriter._runs
+
+
 class Overlapping:
     """Three small files of 100 rows. Each has the newer rows of half of the keys of the one before it.
 

@@ -556,7 +556,7 @@ def test_rows_of_a_partition_become_files_of_the_usual_size(
 ) -> None:
     """The result doesn't depend on how files are read and dealt out to tasks."""
     monkeypatch.setattr(rewrite, "ROW_GROUP_BYTES", 1)
-    monkeypatch.setattr(rewrite, "_RUN_ENTRIES", 2)
+    monkeypatch.setattr(rewrite, "RUN_ENTRIES", 2)
     job = new_job(spark, tmp_path, version, tasks=1)
     changes = Changes(job)
     changes.write(2 * EVERY)

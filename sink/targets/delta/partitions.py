@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltawriters.collapse import Ints, dense_ids
+from deltawriters.collapse import Ints, dense_ids, grouped
 from deltawriters.content import Partition
 from deltawriters.partitioning import path_part, storage
 from sink.targets.delta.schema import Column
@@ -39,11 +39,7 @@ def split_by_partition(columns: Sequence[Column], rows: pa.Table) -> Iterator[tu
         yield Partition(0, "{}"), np.arange(rows.num_rows)
         return
     values = [_without_empty(storage(rows.column(column.name))) for column in columns]
-    ids, count = dense_ids(values)
-    by_partition = np.argsort(ids, kind="stable")
-    bounds = np.searchsorted(ids[by_partition], np.arange(count + 1))
-    for partition in range(count):
-        numbers = by_partition[bounds[partition] : bounds[partition + 1]]
+    for _, numbers in grouped(dense_ids(values)[0]):
         first = int(numbers[0])
         shown = {c.physical_name: _text(v.slice(first, 1)) for c, v in zip(columns, values, strict=True)}
         yield Partition(0, json.dumps(shown)), numbers

@@ -17,7 +17,7 @@ from pyiceberg.transforms import BucketTransform, MonthTransform, VoidTransform,
 from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
 
-from deltawriters.collapse import Ints, dense_ids
+from deltawriters.collapse import Ints, dense_ids, grouped
 from deltawriters.content import Partition
 from deltawriters.partitioning import path_part, storage
 from deltawriters.table import Bucket
@@ -69,12 +69,8 @@ def split_by_partition(spec: PartitionSpec, schema: Schema, rows: pa.Table) -> I
         yield Partition(spec.spec_id, "{}"), np.arange(rows.num_rows)
         return
     columns = [_transformed(field, schema, rows) for field in spec.fields]
-    ids, count = dense_ids(columns)
-    by_partition = np.argsort(ids, kind="stable")
-    bounds = np.searchsorted(ids[by_partition], np.arange(count + 1))
     fields = spec.partition_type(schema).fields
-    for partition in range(count):
-        numbers = by_partition[bounds[partition] : bounds[partition + 1]]
+    for _, numbers in grouped(dense_ids(columns)[0]):
         values = tuple(_internal_value(column, int(numbers[0])) for column in columns)
         shown = {str(f.field_id): _single_value(f.field_type, v) for f, v in zip(fields, values, strict=True)}
         yield PartitionOfRows(spec.spec_id, json.dumps(shown), values), numbers
