@@ -100,7 +100,8 @@ class IndexFolder(Protocol):
         """Names of the files in one of its folders, which need not exist."""
 
     def delete(self, paths: Collection[str]) -> None:
-        """Delete files. It is no error if one isn't there.
+        """Delete files. It is no error if one isn't there. If one can't be deleted, this is logged, and the next
+        clean-up finds it.
 
         :param paths: relative to `location`.
         """

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
-from typing import Any
+from functools import partial
 
 from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
-from sink.deadletters.upkeep import open_upkeep
+from sink.deadletters.upkeep import Upkeep, open_upkeep
 from sink.errors import RowdeltaError, TableGoneError, summary
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
@@ -78,10 +78,10 @@ class _Table:
 
 @dataclass(frozen=True)
 class _Look:
-    """At the dead-letter table.
+    """The last look at the dead-letter table.
 
-    :param at: when it was.
-    :param commits: of this run, that the table had then.
+    :param at: when it was (`time.monotonic`).
+    :param commits: how many commits of this run the table had at the last one that worked.
     """
 
     at: float = float("-inf")
@@ -93,6 +93,10 @@ class _Look:
         :param is_last: the job ends after it.
         """
         return commits > self.commits and (is_last or now >= self.at + _LOOK_EVERY)
+
+    def then(self, commits: int, now: float, *, worked: bool) -> "_Look":
+        """The next one. After one that failed, another one is due although nothing is new."""
+        return _Look(now, commits if worked else self.commits)
 
 
 class Maintenance:
@@ -198,30 +202,38 @@ class Maintenance:
         if not (compacts or cleans or tends):
             return
         with logs.about(table=name):
-            found = self._attempted(name, lambda: open_upkeep(self._spark, self._config))
-            if compacts:
-                self._letters_compacted = _Look(now, commits)
-                self._attempted(name, lambda: found and found.compact())
-            if cleans:
-                self._letters_cleaned = _Look(now, commits)
-                self._attempted(name, lambda: found and found.expire())
-                self._attempted(name, lambda: found and found.clean(only_due=True))
-            if tends:
-                self._letters_tended = _Look(now, commits)
-                self._attempted(name, lambda: found and found.tend())
+            found = list[Upkeep | None]()
+            worked = self._attempted(name, lambda: found.append(open_upkeep(self._spark, self._config)))
+            upkeep = found[0] if worked else None
 
-    def _attempted(self, name: str, step: Callable[[], Any]) -> Any:
-        """The step's result. None if it failed, which is only logged, or if the job ends."""
+            def attempted(*steps: Callable[[Upkeep], object]) -> bool:
+                done = [self._attempted(name, partial(step, upkeep)) for step in steps if upkeep is not None]
+                return worked and all(done)
+
+            if compacts:
+                done = attempted(Upkeep.compact)
+                self._letters_compacted = self._letters_compacted.then(commits, now, worked=done)
+            if cleans:
+                done = attempted(Upkeep.expire, partial(Upkeep.clean, only_due=True))
+                self._letters_cleaned = self._letters_cleaned.then(commits, now, worked=done)
+            if tends:
+                done = attempted(Upkeep.tend)
+                self._letters_tended = self._letters_tended.then(commits, now, worked=done)
+
+    def _attempted(self, name: str, step: Callable[[], object]) -> bool:
+        """Whether the step worked. If it failed, that is only logged. If the job ends, nothing is done."""
         if self._ending.is_set():
-            return None
+            return False
         try:
-            return step()
+            step()
         except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
             if not self._ending.is_set():
                 log.warning("%s: maintenance failed, tried again later: %s", name, summary(error))
         except Exception:  # a mistake here must not end the stream
             log.exception("%s: maintenance failed; it is tried again later", name)
-        return None
+        else:
+            return True
+        return False
 
     def _attend(self, member: Member) -> None:
         sink = member.sink

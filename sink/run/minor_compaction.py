@@ -19,7 +19,7 @@ from deltawriters import TableSpec
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup, SmallFile
-from sink.errors import TemporaryError
+from sink.errors import RowdeltaError, TemporaryError
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
 from sink.run.moving import moved
@@ -29,7 +29,16 @@ from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, SINK_ID, Committer, Mergeable, Rewrite, TableChangedError, Target
+from sink.targets.base import (
+    MINOR,
+    SINK_ID,
+    Committer,
+    CommitUnknownError,
+    Mergeable,
+    Rewrite,
+    TableChangedError,
+    Target,
+)
 
 log = logging.getLogger("rowdelta")
 
@@ -206,6 +215,11 @@ class MinorCompaction:
             written.discard(index.new_paths)
             self._give_up(error)
             return None
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
+        except (RowdeltaError, IndexLostError):
+            written.discard(index.new_paths)
+            raise
         log.info(
             "%s: merged %d small files and %d delete files into %d | %.1f MB | %d ms",
             self._table.name,

@@ -22,7 +22,7 @@ from sink.run.writing import SparkWriter
 from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import told
-from sink.spark.java_errors import JAVA_ERRORS, java_class
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.base import LiveFile, Target
 from sink.targets.catalogs import Catalogs
 
@@ -102,6 +102,12 @@ class HadoopFolder:
 
     def delete(self, paths: Collection[str]) -> None:
         found = [self._path(f"{self.location}/{path}") for path in paths]
+        try:
+            self._delete(found)
+        except JAVA_ERRORS as error:
+            log.warning("%s: files of the key index could not be deleted: %s", self.location, java_message(error))
+
+    def _delete(self, found: Sequence[JavaObject]) -> None:
         if self._bulk is None:
             for path in found:
                 self._files.delete(path, False)

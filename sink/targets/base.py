@@ -1023,7 +1023,9 @@ class Committer(ABC):
         """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.
 
         :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
+        :raises IndexLostError: index and table differ in their live files. Nothing was committed.
         :raises CommitUnknownError: see `commit`.
+        :raises RowdeltaError: any other one: nothing was committed.
         """
 
     @abstractmethod

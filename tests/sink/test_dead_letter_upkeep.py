@@ -400,6 +400,26 @@ def test_a_step_that_fails_is_a_warning_and_stops_no_other(
     assert live_files(job) <= 2
 
 
+def test_a_step_that_failed_is_tried_again_without_new_letters(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    job = Job(spark, tmp_path, file_format="json")
+    apply(job, *"abcdefgh")
+    compact, failed = Upkeep.compact, list[Upkeep]()
+
+    def fails_once(self: Upkeep) -> Any:
+        if not failed:
+            failed.append(self)
+            raise OSError("the store is away")
+        return compact(self)
+
+    monkeypatch.setattr(Upkeep, "compact", fails_once)
+    monkeypatch.setattr(maintenance, "_LOOK_EVERY", 0.0)
+    with looking(spark, settings(job), monkeypatch):
+        wait_until(lambda: live_files(job) <= 2)
+    assert failed
+
+
 def test_the_command_does_it_too(job: Job) -> None:
     bad = [f"bad {number}" for number in range(8)]
     apply(job, *bad)

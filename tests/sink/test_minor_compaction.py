@@ -4,6 +4,7 @@ import datetime as dt
 import itertools
 import logging
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
@@ -14,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters import rewrite
 from deltawriters.keyindex import IndexSlice, Located
+from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import FencedError, TemporaryError
 from sink.run import keyindex
 from sink.targets.base import ChangeSet
@@ -333,6 +335,28 @@ def test_others_commit_meanwhile(
         assert f"{job.target}: small files not merged, tried again later: " in caplog.text
     assert job.unreferenced_files() == []
     job.check_deletes()
+
+
+@pytest.mark.parametrize("error", [TemporaryError("the store is away"), IndexLostError("other files are live")])
+def test_an_error_before_the_commit_leaves_no_files(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, error: Exception
+) -> None:
+    """As of a Delta table. Iceberg's committer has none of them."""
+    job = new_job(spark, tmp_path, 3)
+    changes = Changes(job)
+    changes.write(EVERY)
+
+    def fails(*_: object) -> None:
+        raise error
+
+    with merging_soon(EVERY), monkeypatch.context() as patch:
+        patch.setattr(IcebergCommitter, "rewrite", fails)
+        with suppress(TemporaryError):
+            job.run()
+    changes.write(1)
+    job.run()
+    assert job.rows() == changes.expected()
+    assert job.unreferenced_files() == []
 
 
 @BOTH

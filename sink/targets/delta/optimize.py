@@ -4,8 +4,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
-from sink.errors import RowdeltaError, TemporaryError
-from sink.spark.java_errors import JAVA_ERRORS, message_of
+from sink.errors import RowdeltaError
 from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.delta.live_files import file_actions
 
@@ -15,9 +14,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rowdelta")
 
 _VERY_MANY = 10
-"""Times the small files that are merged at least."""
+"""OPTIMIZE runs if there are this many times `min_input_files` small files,"""
 _GOOD_PART = 0.1
-"""Of the bytes of all files."""
+"""or if these have this share of the bytes of all files."""
 
 
 class Optimize:
@@ -37,20 +36,20 @@ class Optimize:
         """
         started = time.monotonic()
         version = self._table.snapshot_id()
-        if self._last is None:
-            self._last = self._last_optimized()
-        if version - self._last < self._every:
-            return None
-        scan_seconds = time.monotonic() - started
-        log.info("%s: compacting after %d commits", self._table.name, version - self._last)
         try:
+            if self._last is None:
+                self._last = self._last_optimized()
+            if version - self._last < self._every:
+                return None
+            scan_seconds = time.monotonic() - started
+            log.info("%s: compacting after %d commits", self._table.name, version - self._last)
             removed, added = self._table.log.optimize()
-        except (RowdeltaError, *JAVA_ERRORS) as error:
-            reason = message_of(error).split("\n", 1)[0]
+            self._table.refresh()
+        except RowdeltaError as error:
+            reason = str(error).split("\n", 1)[0]
             log.warning("%s: not compacted, tried again after %d commits: %s", self._table.name, self._every, reason)
             self._last = version
             return None
-        self._table.refresh()
         self._last = self._table.snapshot_id()
         log.info(
             "%s: compacted %d data files into %d | %d ms",
@@ -82,10 +81,7 @@ def compacted(table: "DeltaTable", limits: CompactionLimits, *, dry_run: bool) -
         return None
     if dry_run:
         return Compacted(len(small), 0, sum(small), time.monotonic() - started, 0.0), 0
-    try:
-        removed, added = table.log.optimize()
-    except JAVA_ERRORS as error:
-        raise TemporaryError(f"{table.name}: not compacted: {message_of(error)}") from None
+    removed, added = table.log.optimize()
     table.refresh()
     log.info("%s: compacted %d data files into %d", table.name, removed, added)
     return Compacted(removed, added, sum(small), 0.0, time.monotonic() - started), 0

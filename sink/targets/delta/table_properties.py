@@ -82,8 +82,8 @@ RULES: Mapping[str, Rule] = {
     "delta.setTransactionRetentionDuration": Rule(
         "warning", "the sink's txn entry may expire, and then its domain alone keeps two drivers apart"
     ),
-    "delta.randomizeFilePrefixes": Rule("warning", "data files lie in the folder of their partition", unless=_OFF),
-    "delta.randomPrefixLength": Rule("warning", "data files lie in the folder of their partition"),
+    "delta.randomizeFilePrefixes": Rule("followed", "data files lie in folders with random names"),
+    "delta.randomPrefixLength": Rule("followed", "how long these names are"),
     "delta.parquet.format.version": Rule("warning", "data pages of version 1 are written", unless=("1.0.0",)),
     "delta.autoOptimize": _FILE_SIZES,
     "delta.autoOptimize.*": _FILE_SIZES,

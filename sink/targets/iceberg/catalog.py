@@ -5,6 +5,7 @@ import time
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from threading import Lock
+from typing import ClassVar
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
@@ -33,15 +34,16 @@ _LOGIN_PAUSE = 300.0
 class IcebergCatalogs:
     """Tables of the session's Iceberg catalogs by `catalog.namespace.table`."""
 
+    # by catalog, for the objects of all tables: one that doesn't answer hinders no other, and a login serves all
+    _logins: ClassVar[defaultdict[str, Lock]] = defaultdict(Lock)
+    _next_login: ClassVar[dict[str, float]] = {}
+
     def __init__(self, spark: SparkSession) -> None:
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         self.spark = spark
         self._jvm = jvm
         self._iceberg = jvm.org.apache.iceberg
-        # by catalog: one that doesn't answer hinders no other
-        self._logins: defaultdict[str, Lock] = defaultdict(Lock)
-        self._next_login: dict[str, float] = {}
 
     def load(self, name: str) -> IcebergTable | None:
         """The table, or None if it doesn't exist.

@@ -58,6 +58,7 @@ class RewriteDataFiles:
             scan_seconds = time.monotonic() - started
             log.info("%s: compacting after %d commits", self._table.name, self._commits)
             result = self._rewrite()
+            self._table.look()
         except JAVA_ERRORS as error:
             log.warning(
                 "%s: not compacted, tried again after %d commits: %s",

@@ -7,7 +7,7 @@ sequence numbers and manifests.
 import json
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, closing
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property, lru_cache
@@ -458,7 +458,8 @@ class IcebergTable(IcebergState, Target):
         manifests = snapshot.dataManifests(io), snapshot.deleteManifests(io)
         for found, read, remove in zip(manifests, reads, removes, strict=True):
             for manifest in self.elements(found):
-                self.as_list(read(manifest, io, specs)).forEach(remove)
+                with closing(read(manifest, io, specs)) as reader:
+                    self.as_list(reader).forEach(remove)
 
     def delete_files(self) -> list[JavaObject]:
         """All delete files of the current snapshot, with those that apply to no data file."""
@@ -466,11 +467,11 @@ class IcebergTable(IcebergState, Target):
         if snapshot is None:
             return []
         io, read = self.java.io(), self.iceberg.ManifestFiles.readDeleteManifest
-        return [
-            file
-            for manifest in self.elements(snapshot.deleteManifests(io))
-            for file in self.elements(read(manifest, io, self.java_specs))
-        ]
+        found: list[JavaObject] = []
+        for manifest in self.elements(snapshot.deleteManifests(io)):
+            with closing(read(manifest, io, self.java_specs)) as reader:
+                found += self.elements(reader)
+        return found
 
     @cached_property
     def _scanned_path(self) -> JavaObject:
