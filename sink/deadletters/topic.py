@@ -30,6 +30,9 @@ HEADERS = {
 
 _TIMEOUT_SECONDS = 30
 _BYTES = "org.apache.kafka.common.serialization.ByteArraySerializer"
+_LIMITS = {"kafka.max.request.size": str(2**31 - 1), "kafka.transaction.timeout.ms": str(10 * 60_000)}
+"""Producer's options, unless the configuration has others. By default it takes no message of more than 1 MB, and a
+letter is larger than its record. All letters of a commit are one transaction, which by default may take a minute."""
 
 
 class DeadLetterTopic:
@@ -63,8 +66,8 @@ class DeadLetterTopic:
         except (PySparkException, Py4JJavaError) as error:
             raise TemporaryError(
                 f"dead-letter topic {self.name} at {self.servers} did not take the bad records; they are in the "
-                "dead-letter table, and "
-                "the next run sends them. Does the topic exist, and may the sink write to it, in transactions? "
+                "dead-letter table, and the next run sends them. Does the topic exist, may the sink write to it, in "
+                "transactions, and does its max.message.bytes leave room for a record with its headers? "
                 f"{_cause(error)}"
             ) from None
 
@@ -72,7 +75,8 @@ class DeadLetterTopic:
         spark_kafka = self._jvm.org.apache.spark.sql.kafka010
         pool = getattr(getattr(spark_kafka.producer, "InternalKafkaProducerPool$"), "MODULE$")
         properties = self._properties(
-            {
+            {name.removeprefix("kafka."): value for name, value in _LIMITS.items() if name not in self._options}
+            | {
                 "key.serializer": _BYTES,
                 "value.serializer": _BYTES,
                 "acks": "all",

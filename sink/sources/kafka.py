@@ -11,6 +11,7 @@ import heapq
 import json
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
@@ -62,6 +63,8 @@ class KafkaSource(Topics):
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
         self._ids: Mapping[str, str] = {}
+        self._newer_ids: Mapping[str, str] = {}
+        self._looked_at = time.monotonic()
         self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
 
     def locate(
@@ -72,6 +75,7 @@ class KafkaSource(Topics):
             topics = [table.source for table, _ in tables]
             # first, so that offsets of a topic that is created again now get the id of the earlier one
             self._ids = {**self._ids, **admin.ids(topics)}
+            self._newer_ids = {topic: number for topic, number in self._newer_ids.items() if topic not in topics}
             earliest, latest = admin.limits(topics)
             for table, position in tables:
                 try:
@@ -109,6 +113,7 @@ class KafkaSource(Topics):
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
     ) -> TableBatch | None:
         topic = table.source
+        self._check_id(table, position or {})
         begins, ends = self._offsets(batch_id)
         begin, end = begins.get(topic, {}), ends.get(topic, {})
         had = {partition: int(offset) for partition, offset in (position or {}).items()}
@@ -139,6 +144,27 @@ class KafkaSource(Topics):
             records = functools.partial(_beyond, frame, overlap)
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
         return TableBatch(records, had | ahead, sum(todo.values()), share=SharedRead(own, read))
+
+    def _check_id(self, table: TableSection, position: Position) -> None:
+        """Look now and then whether topics were created again. Spark notices it only of one that is shorter now.
+
+        :raises TableError: the table's topic was, and its position has passed messages of the earlier one.
+        """
+        if time.monotonic() - self._looked_at >= self._config.source.discovery_seconds:
+            self._looked_at = time.monotonic()
+            with suppress(TemporaryError), self._admin() as admin:  # if it doesn't answer, the stream itself tells
+                found = admin.ids(list(self._ids))
+                self._newer_ids = {topic: number for topic, number in found.items() if number != self._ids[topic]}
+        number = self._newer_ids.get(table.source)
+        if number is None:
+            return
+        if not any(int(offset) for offset in position.values()):
+            self._ids = {**self._ids, table.source: number}
+            return
+        raise TableError(
+            f"{table.target}: topic {table.source} was deleted and created again while the sink ran, so the table's "
+            "position says nothing of it. Start the sink again: it says what can be done."
+        )
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())

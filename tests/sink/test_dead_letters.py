@@ -4,6 +4,7 @@ newer one.
 
 import json
 import logging
+import random
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -12,7 +13,7 @@ from typing import Any
 import pytest
 import yaml
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import AdminClient, AlterConfigOpType, ConfigEntry, ConfigResource
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import DataFrame, SparkSession
 
@@ -656,6 +657,23 @@ def test_the_topic_has_each_bad_record_once_after_a_crash(
     assert content(job) == {1: ("a", None)}
     job.run()
     assert len(messages(kafka, topic, 2)) == 2
+
+
+def test_a_record_that_is_as_large_as_its_topic_allows(job: KafkaJob, kafka: Kafka, topic: str) -> None:
+    """In the other topic, where it has headers too, it is larger."""
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    room = ConfigEntry("max.message.bytes", "4000000", incremental_operation=AlterConfigOpType.SET)
+    for name in (job.topic(), topic):
+        resource = ConfigResource(ConfigResource.Type.TOPIC, name, incremental_configs=[room])
+        for done in admin.incremental_alter_configs([resource]).values():
+            done.result(30)
+    bad = random.Random(1).randbytes(3_000_000)
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers, "message.max.bytes": 4_000_000})
+    producer.produce(job.topic(), bad, b"k", partition=0)
+    assert producer.flush(60) == 0
+    job.run()
+    (found,) = messages(kafka, topic, 1)
+    assert found.value() == bad
 
 
 def test_a_topic_that_does_not_take_them(job: KafkaJob, kafka: Kafka) -> None:

@@ -22,7 +22,7 @@ from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from sink.commands import inspection
-from sink.config import Config
+from sink.config import Config, SourceSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.run.plan import truncate_refused
@@ -866,6 +866,25 @@ def test_broker_gone_and_back(spark: SparkSession, tmp_path: Path, kafka: Kafka)
     job.sink = {}
     job.run()
     assert job.rows() == shop.expected()
+
+
+def test_a_topic_created_anew_while_the_job_waits_for_messages(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(SourceSection, "discovery_seconds", 0.0)
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, sink={"trigger": "15 seconds"})
+    kafka.create_topic(job.topic())
+    job.produce([insert(order(n, "a")) for n in range(2)])
+    with Running(job) as running:
+        assert wait_until(lambda: bool(job.rows()), 60)
+        running.finish_micro_batch()
+        delete_topic(admin, job.topic())
+        kafka.create_topic(job.topic())
+        job.produce([insert(order(n, "b")) for n in range(4)])
+        assert wait_until(lambda: not running.alive, 60)
+    assert isinstance(running.error, TableError)
+    assert f"topic {job.topic()} was deleted and created again while the sink ran" in str(running.error)
+    assert job.rows() == [order(0, "a"), order(1, "a")]
 
 
 def test_stop_finishes_the_micro_batch(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:

@@ -137,5 +137,5 @@ def test_a_table_is_named_in_several_ways() -> None:
     assert time_travel.target(config, "lake.new.things") == "lake.new.things"
     with pytest.raises(ConfigError, match=r"may be lake.old.orders or lake.shop.orders"):
         time_travel.target(config, "orders")
-    with pytest.raises(ConfigError, match="is not the target, .* A table of a pattern needs its whole name"):
+    with pytest.raises(ConfigError, match=r"is not the target, .* A table of a pattern needs its whole name"):
         time_travel.target(config, "things")
