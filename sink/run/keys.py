@@ -61,8 +61,8 @@ class TableKey:
         effect = f"The table keeps one of the rows with the same {shown(self.columns)}."
         if more:
             effect = (
-                f"A change of {shown(more)} leaves the old row in the table, and a delete may not find its row, unless "
-                "messages have whole rows from before each change (in Postgres REPLICA IDENTITY FULL)."
+                f"A change of {shown(more)} leaves the old row in the table, and a delete may find no row, or another "
+                "one, unless messages have whole rows from before each change (in Postgres REPLICA IDENTITY FULL)."
             )
         return (
             f"{section.target}: key is {shown(self.columns)}, but the key of the messages of {section.source} is "
@@ -147,6 +147,16 @@ def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_
         f"{text}If key: [{own}] still tells rows apart, say so in SQL and run again: ALTER TABLE "
         f"{section.target} SET TBLPROPERTIES ('{property_}' = '{quoted}'); else {rebuild}."
     )
+
+
+def may_spread(key: TableKey, stated: Iterable[Fields], section: TableSection) -> bool:
+    """Whether messages of one row may be in several partitions of a topic, where nothing says which one is newer.
+    Kafka's clients choose a partition by the message's key, and any partition for a message without a key.
+
+    :param stated: keys that messages state.
+    """
+    own = set(_fields(section, key.columns))
+    return not section.order_by and any(not fields or set(fields) - own for fields in stated)
 
 
 def shown(names: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, Task
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
-from sink.run.keys import TableKey, compared, property_name, with_key
+from sink.run.keys import TableKey, compared, may_spread, property_name, with_key
 from sink.run.minor_compaction import MinorCompaction
 from sink.run.observer import (
     BatchStarted,
@@ -155,6 +155,7 @@ class TableSink:
         self._resolved = with_key(resolved, key)
         self._key = key
         self._key_warning: str | None = None
+        self._spread_known = False
         self._source = source
         self._dead_letters = dead_letters
         self._engine = engine
@@ -980,6 +981,16 @@ class TableSink:
         if key != self._key:
             self._warn_of(key)
         self._key = key
+        if not self._spread_known and may_spread(key, stated, section):
+            self._spread_known = True
+            count = self._source.partitions(section.source)
+            if count > 1:
+                log.warning(
+                    "%s: messages of one row may be in several of the %d partitions of %s, since its messages have no "
+                    "key or a larger one than %s. Nothing says which of them is newer: give the topic one partition, "
+                    "or name order_by",
+                    *(self.table.name, count, section.source, ", ".join(key.columns)),
+                )
 
     @property
     def awaits_message_keys(self) -> bool:

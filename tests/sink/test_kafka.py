@@ -495,6 +495,19 @@ def test_a_topic_created_anew_before_it_had_a_message(
     assert job.rows() == [order(1, "a")]
 
 
+@pytest.mark.parametrize("partitions", [1, 2])
+def test_messages_without_a_key_in_several_partitions_are_warned_of(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, caplog: pytest.LogCaptureFixture, partitions: int
+) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic(), partitions)
+    for name in "ab":
+        job.produce([(None, insert(order(1, name))[1])])
+    job.run()
+    warned = f"messages of one row may be in several of the 2 partitions of {job.topic()}" in caplog.text
+    assert warned == (partitions == 2)
+
+
 def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient) -> None:
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
     kafka.create_topic(job.topic())

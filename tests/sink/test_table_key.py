@@ -8,7 +8,7 @@ import pytest
 from changelog.decoding import StatedKeys
 from sink.config import TableSection
 from sink.errors import TableError
-from sink.run.keys import TableKey, compared
+from sink.run.keys import TableKey, compared, may_spread
 
 PROPERTY = "rowdelta.shop.key"
 
@@ -54,6 +54,15 @@ def test_a_configured_key_learns_what_comes_first() -> None:
 def test_it_is_remembered_as_it_is() -> None:
     for key in (COMPOSITE, TableKey(("id",), configured=True), TableKey(("a'b",), True, (("a'b",), ("c\\",)))):
         assert TableKey.from_json(key.to_json()) == key
+
+
+def test_messages_of_one_row_may_be_in_several_partitions() -> None:
+    key = TableKey(("id",), configured=True)
+    assert not may_spread(key, [("id",)], section())
+    assert may_spread(key, [("id",), ()], section())
+    assert may_spread(key, [("tenant", "id")], section())
+    assert not may_spread(COMPOSITE, [("id",)], section())
+    assert not may_spread(key, [()], section(order_by=["seq bigint"]))
 
 
 def test_a_warning_names_both() -> None:
