@@ -222,9 +222,8 @@ def _parser() -> argparse.ArgumentParser:
 
     with_config = [
         add("run", _run, "apply the source's changes to the tables",
-            "Reads the changelog from where each table got to and applies it, one snapshot per micro-batch. Ctrl-C "
-            "and SIGTERM "
-            "finish the micro-batch and stop; running again goes on from there."),
+            "Reads the changelog from where each table got to and applies it, one snapshot per micro-batch. Ctrl-C and "
+            "SIGTERM finish the micro-batch and stop; running again goes on from there."),
         add("check", _check, "validate the configuration, reach source and catalogs, show the plan",
             "Validates the configuration, reaches the source and the catalogs, and shows the plan. Doesn't connect to "
             "the databases of the section verify. Changes nothing."),
@@ -253,8 +252,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
-               "source are "
-               "equal. Needs no server.")  # fmt: skip
+               "source are equal. Needs no server.")  # fmt: skip
     demo.add_argument(
         "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
     )
@@ -438,8 +436,7 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
     listing = add("list", _list_dead_letters, "show them, newest first",
                   "Shows dead letters, newest first. Changes nothing. With --json bytes that are not UTF-8 are in "
-                  "base64, as "
-                  "key_base64 and value_base64.")  # fmt: skip
+                  "base64, as key_base64 and value_base64.")  # fmt: skip
     listing.add_argument("--limit", type=_count, default=50, help="at most so many (default: 50)")
     add("counts", _count_dead_letters, "count them by table, error class and reason",
         "Counts dead letters by table, error class and reason, the most frequent first. Changes nothing.")  # fmt: skip

@@ -915,8 +915,7 @@ class Config(Section):
         if any(name.lower() == "latestfirst" and value != "false" for name, value in self.source.options.items()):
             raise MisplacedError(
                 "source.options.latestFirst is set, and the position in a directory is the newest file that was "
-                "applied, so older ones "
-                "would be left out after a restart; leave the option out",
+                "applied, so older ones would be left out after a restart; leave the option out",
                 *("source", "options"),
             )
 

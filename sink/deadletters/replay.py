@@ -98,8 +98,7 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
     if config.source.type != "kafka":
         raise ConfigError(
             "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected "
-            "records into "
-            "a new change file instead; then delete the dead letters by SQL."
+            "records into a new change file instead; then delete the dead letters by SQL."
         )
     # a replay repeats changes that the table already has; only mode upsert allows that
     tables = [

@@ -173,11 +173,9 @@ class DeadLetters:
         classes = ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
         raise TooManyBadRecordsError(
             f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The "
-            "micro-batch "
-            f"that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. Correct the "
-            "source or the "
-            "configuration and run again, or raise max_bad_records; `rowdelta dead-letters counts` shows what was "
-            "kept before."
+            f"micro-batch that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. "
+            "Correct the source or the configuration and run again, or raise max_bad_records; `rowdelta dead-letters "
+            "counts` shows what was kept before."
         )
 
     def commit(
@@ -398,8 +396,7 @@ def _check_columns(table: TableState) -> None:
         if not field.nullable and field.name not in COLUMNS.fieldNames():
             raise TableError(
                 f"{table.name} is the dead-letter table, and its column {field.name!r}, which the sink doesn't know, "
-                "is required. "
-                f"Make it optional: ALTER TABLE {table.name} ALTER COLUMN {field.name} DROP NOT NULL."
+                f"is required. Make it optional: ALTER TABLE {table.name} ALTER COLUMN {field.name} DROP NOT NULL."
             )
 
 

@@ -76,8 +76,7 @@ def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> 
             shown = types[name].simpleString()
             raise ConfigError(
                 f"{where}: {expression!r} is {found.simpleString()}, and the column {shown}. Write cast({expression} "
-                f"as {shown}), "
-                "or correct the type."
+                f"as {shown}), or correct the type."
             )
 
 

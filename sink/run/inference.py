@@ -175,8 +175,7 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
             raise
         raise ConfigError(
             f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct "
-            "tables[].source or "
-            "source.options.path_format, or add columns."
+            "tables[].source or source.options.path_format, or add columns."
         ) from None
 
 

@@ -54,8 +54,7 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
         # SQLSTATE 22 is a "data exception" of an expression; conversions of messages' values raise no errors
         return DataError(
             f"{target}: the expression of a computed column failed on a value: {failed.group(2).strip()} Nothing was "
-            "applied. Correct "
-            "the expression; try_cast and the like give null instead."
+            "applied. Correct the expression; try_cast and the like give null instead."
         )
     if _EXPIRED in text:
         return DataError(

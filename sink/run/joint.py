@@ -51,12 +51,11 @@ class JointWriter:
         done: dict[str, Mapping[str, Any]] = {}
         for part, packed in _jobs(shares, tasks * SMALL_BATCH):
             if len(part) > 1 and time.monotonic() >= self._paused_until:
-                done |= self._write(spark, sinks, part, packed, min(len(part), tasks))
+                done |= self._write(sinks, part, packed, min(len(part), tasks))
         return done
 
     def _write(
         self,
-        spark: SparkSession,
         sinks: Mapping[str, TableSink],
         shares: Mapping[str, TableShare],
         packed: task.PackedShares,

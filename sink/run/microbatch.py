@@ -106,17 +106,17 @@ records. If it fails on more, the format is broken: it would turn a whole topic 
 """
 
 _TRUNCATED = "truncated"
-"""Likewise, of a table that is read from Kafka: the position of the last micro-batch with a TRUNCATE."""
+"""Last part of a property: the position of the last micro-batch with a TRUNCATE (Kafka only)."""
 
 _SOURCE = "source"
-"""Likewise: the topic that the position is in."""
+"""Last part of a property: the topic in which the position is."""
 
 _TOPIC_ID = "topic-id"
-"""Likewise: the id of this topic (`Source.identity`)."""
+"""Last part of a property: the id of this topic (`Source.identity`)."""
 
 _SAME_OFFSETS = "same-offsets"
-"""Likewise, set by the user: two topics (or ids of topics) that have the same messages at the same offsets, as
-`old=new`.
+"""Last part of a property that the user sets, as `old=new`: two topics, or ids of topics, with the same messages at the
+same offsets.
 """
 
 SMALL_MERGE = 1_000_000
@@ -279,8 +279,7 @@ class TableSink:
         if mode != "upsert" and not self.table.is_empty():
             raise DataError(
                 f"{self.table.name} holds rows, but sink {self._config.sink.id!r} has no position in it. Reading the "
-                "source from "
-                f"its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
+                f"source from its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
         if position is not None and self.table.start_position(self._prefix) is None:
             for name, value in self._topic_properties().items():
@@ -406,8 +405,7 @@ class TableSink:
                 if schemas > _MOST_SCHEMAS:
                     raise TableError(
                         f"{self.table.name}: after {_MOST_SCHEMAS} changes of its schema the micro-batch still needs "
-                        "another. Does "
-                        "somebody else alter the table at the same time? Nothing was applied."
+                        "another. Does somebody else alter the table at the same time? Nothing was applied."
                     ) from None
                 self._rebase()
                 attempt = proposal = None
@@ -842,8 +840,8 @@ class TableSink:
         self._stored = self._committer.own_position(self._prefix, operation)
         base, self._base = self._base, self.table.snapshot_id()
         if base is None or self.table.parent_snapshot_id() != base:
-            # Others committed, perhaps under another spec. To find out, every manifest must be read, so this is done
-            # only here.
+            # Others committed, perhaps under another spec. To find out costs a read of the manifest list, so it isn't
+            # done after the sink's own commits.
             self._global_deletes = self.table.needs_global_deletes()
 
     def _see_partition_specs(self) -> None:
@@ -858,7 +856,7 @@ class TableSink:
 
     def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
-            # as is rare, and whatever their values
+            # a property is refused by its name, so only new names need a check
             self.table.check_writable(appends=self._appends, copies=self.plan.section.copies)
 
     def _replan_if_altered(self) -> None:

@@ -3,10 +3,10 @@
 They work like a log-structured merge tree. When at least `EVERY` commits have written at least `_ENOUGH` files, a minor
 compaction merges these files. After `EVERY` minor compactions, the next one merges their files too, and so on. So a row
 is written again only once for each level. Large files stay as they are, even if many of their rows are deleted:
-`compact_every` (`sink.targets.iceberg.compaction`), or whoever maintains the table, rewrites these.
+`sink.run.rewriting` and `compact_every` rewrite those.
 
-A minor compaction merges only files of this sink, and doesn't plan over the whole table: it finds the files in the
-snapshots since the last minor compaction. The search ends at another writer's commit that removed files.
+A minor compaction merges only files of this sink from the last commits. Each format finds them
+(`Target.merge_candidates`), without a plan over the whole table.
 """
 
 import logging

@@ -210,8 +210,7 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
     if observed and plan.section.schema_changes == "fail":
         raise DataError(
             f"{target}: the source's schema changed ({shown_changes(observed)}), and schema_changes is fail. Nothing "
-            "was applied. "
-            "Correct table and configuration, or set schema_changes: evolve, or ignore."
+            "was applied. Correct table and configuration, or set schema_changes: evolve, or ignore."
         )
     known = {name.lower(): name for name in names}
     new = sorted(observed.keys() - names)
@@ -244,9 +243,8 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
         except PySparkException:
             # a name inside the type isn't an identifier, such as `$oid`
             raise TableError(
-                f"{target}: messages have a field {name!r} of type {dtype}, which no column can have. Name it "
-                "in exclude, or give "
-                "it a column of type string."
+                f"{target}: messages have a field {name!r} of type {dtype}, which no column can have. Name it in "
+                "exclude, or give it a column of type string."
             ) from None
     return types
 
@@ -278,9 +276,8 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
             if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
                 raise DataError(
                     f"{target}: in {path} column {field.name} is {dtype.simpleString()}, with fields that the column "
-                    f"({field.dataType.simpleString()}) lacks. New fields inside a column aren't followed: add them "
-                    "to the table "
-                    "(ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
+                    f"({field.dataType.simpleString()}) lacks. New fields inside a column aren't followed: add them to "
+                    "the table (ALTER TABLE … ADD COLUMN), or set schema_changes: ignore."
                 )
             if dtype is None or not is_wider(dtype, field.dataType):
                 continue
@@ -438,8 +435,7 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
         if field.name not in actual:
             raise TableError(
                 f"{section.target} has no column {field.name!r}. Add it to the table (ALTER TABLE … ADD COLUMN) or "
-                "remove it "
-                f"from columns. The table has: {_names(columns)}."
+                f"remove it from columns. The table has: {_names(columns)}."
             )
         have = actual[field.name].type
         evolved = section.schema_changes == "evolve" and is_wider(have, field.dataType)

@@ -11,7 +11,7 @@ OPEN_COST = 4 * 1024 * 1024
 (`spark.sql.files.openCostInBytes`).
 """
 _LEAST_SHARE = 0.03
-"""Of a scan's whole cost. A commit that gains so much is worth it in a small table too."""
+"""Share of a full scan's cost that a commit must save, in a table of any size."""
 _SETTLED = 100
 """If none of so many commits deleted a row of a file, its deletes are the last ones for a while."""
 _DELETES_COST = 0.3

@@ -62,7 +62,7 @@ class Sampling:
                 if not self._has_failed:
                     self._has_failed = True
                     log.exception("can't tell how far the tables are behind; it is tried again, and not logged again")
-                # numbers of earlier would look like those of now
+                # old numbers would look current
                 self._observer(LagsUnknown(f"{type(error).__name__}: {summary(error)}"))
 
     def _heap(self) -> int:

@@ -147,8 +147,7 @@ class Directories:
         if is_assumed and files and all(_JSON.search(uri) for uri, _ in files):
             raise ConfigError(
                 f"source.options.path_format: it is left out, which means parquet, but {table.source} has only JSON "
-                "files "
-                f"({unquote(files[0][0].rsplit('/', 1)[-1])}, …). Set path_format: json."
+                f"files ({unquote(files[0][0].rsplit('/', 1)[-1])}, …). Set path_format: json."
             )
         return files
 

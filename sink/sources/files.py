@@ -273,9 +273,8 @@ class FilesSource(Directories):
                     raise
         raise DataError(
             f"{table.target}: {self._decoded(file.path)} was listed as a change file and is gone now. Nothing of its "
-            "micro-batch was "
-            "applied. Put it back and run again; or, to go on without its changes, stop the sink, delete the folder "
-            f"{self._checkpoint(table)} and run again."
+            "micro-batch was applied. Put it back and run again; or, to go on without its changes, stop the sink, "
+            f"delete the folder {self._checkpoint(table)} and run again."
         )
 
     def _checkpoint(self, table: TableSection) -> str:

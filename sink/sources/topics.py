@@ -170,8 +170,7 @@ class Topics(ABC):
                 raise DataError(
                     f"{table.target}: its position in {topic}-{partition} is offset {reached}, but Kafka has removed "
                     f"what follows before offset {first}. Take a new snapshot of the source into the topic (mode: "
-                    "upsert), "
-                    "with source.options.failOnDataLoss: false to go on from what is there."
+                    "upsert), with source.options.failOnDataLoss: false to go on from what is there."
                 )
         beyond = [partition for partition, end in latest.items() if start[partition] > end]
         self._check_ends(admin, table, {partition: start[partition] for partition in beyond})
@@ -218,8 +217,7 @@ class Topics(ABC):
             if not earliest[partition] <= offset <= latest[partition]:
                 raise ConfigError(
                     f"source.options.startingOffsets: {topic}-{partition} has offsets {earliest[partition]} to "
-                    f"{latest[partition]}, "
-                    f"got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
+                    f"{latest[partition]}, got {offset}. Use one of these, -2 (earliest) or -1 (latest)."
                 )
         return start
 

@@ -116,8 +116,8 @@ class CommitUnknownError(TemporaryError):
 
 
 OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "truncated": "", "undecoded": "0"}
-"""Last parts of the sink's properties that say something of the changes up to the position, with what says nothing. A
-rollback of the table takes them back.
+"""Sink properties that describe the changes up to the position: last part of the name -> its neutral value. A rollback
+of the table takes them back.
 """
 
 

@@ -17,7 +17,6 @@ from sink.errors import TableError
 from sink.targets.table_properties import PropertyRules, Rule
 
 _OFF = ("false",)
-_COMMITS = Rule("Delta's", "its library makes the commits")
 _LOG_CLEANUP = Rule("Delta's", "its library removes old log files")
 _TIMESTAMPS = Rule("Delta's", "its library puts the time into each commit")
 _CONVERTED = Rule("Delta's", "of tables that were converted from Iceberg")

@@ -226,8 +226,7 @@ class IcebergCatalogs:
         at = "" if uri is None else f" at {masked(uri)}"
         return TemporaryError(
             f"catalog {catalog}{at} can't be opened: {message}. Nothing was applied; run again once it answers, or "
-            "correct "
-            f"catalogs.{catalog}."
+            f"correct catalogs.{catalog}."
         )
 
     def _ensure_namespace(self, catalog: JavaObject, identifier: JavaObject) -> None:

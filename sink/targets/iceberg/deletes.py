@@ -17,7 +17,7 @@ from sink.targets.iceberg.uniting import Before, united
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 _BYTES_A_ROW = 8
-"""Of a vector, whose union takes as long as to sort a row of a delete file, and to write it."""
+"""Cost of a row in a v2 delete file, in bytes of a vector that take as long to unite."""
 
 
 def written_deletes(

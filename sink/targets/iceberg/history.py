@@ -10,7 +10,7 @@ from typing import Any
 
 from sink.errors import TableError
 from sink.sources.source import Position
-from sink.targets.base import ROWS
+from sink.targets.base import ROWS, SINK_ID
 from sink.targets.history import Commit, History, moved_by, shown_counts, shown_time
 from sink.targets.iceberg.compaction import OWN
 
@@ -133,7 +133,7 @@ def _start(metadata: Metadata, sink_id: str) -> Position:
 
 
 def _author(summary: Mapping[str, str]) -> str:
-    sink_id = summary.get("rowdelta.sink-id")
+    sink_id = summary.get(SINK_ID)
     if sink_id is not None:
         return f"sink {sink_id}{moved_by(summary)}"
     if OWN in summary:

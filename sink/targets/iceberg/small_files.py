@@ -14,7 +14,7 @@ from deltawriters.rewrite import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, REWRITE, Mergeable, MergeCandidates
+from sink.targets.base import MINOR, REWRITE, SINK_ID, Mergeable, MergeCandidates
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
@@ -111,36 +111,40 @@ class _Search:
         java_snapshot, last, first_passed, older = java.currentSnapshot(), None, False, 0
         while java_snapshot is not None:
             summary: Mapping[str, str] = self._table.summary(java_snapshot)
-            own = summary.get("rowdelta.sink-id") == self._sink_id
-            number = int(summary[MINOR]) if own and MINOR in summary else None
-            is_rewrite = own and REWRITE in summary
-            if is_rewrite:
-                pass
-            elif number is not None:
+            by = self._author(summary)
+            if by is _By.MINOR_COMPACTION:
+                number = int(summary[MINOR])
                 last = last or number
                 self.number = last + 1
                 if not self._is_enough(self.commits, self.files) or merge_levels.is_below(number, self.number):
                     return
                 first_passed = number == 1
-            elif self._removes_deletes(summary) or self._removes_too_much(summary, own):
+            elif by is not _By.REWRITE and (
+                self._removes_deletes(summary) or self._removes_too_much(summary, by is _By.SINK)
+            ):
                 return
             if java_snapshot.schemaId() != java.schema().schemaId():
                 return
-            if own and not is_rewrite:
-                if number is None and last is None:
+            if by is _By.SINK:
+                if last is None:
                     self.commits += 1
                     self.files += self._added(summary)
-                older += number is None and (first_passed or last is None)
-            by = _By.OTHERS if not own else _By.SINK if number is None else _By.MINOR_COMPACTION
-            by = _By.REWRITE if is_rewrite else by
-            if own or summary.get("added-position-delete-files", "0") != "0":
+                older += first_passed or last is None
+            if by is not _By.OTHERS or summary.get("added-position-delete-files", "0") != "0":
                 yield java_snapshot, by
             if summary.get("added-equality-delete-files", "0") != "0":
                 return
             if older >= merge_levels.EVERY**2 and self._is_enough(self.commits, self.files):
-                return  # these commits are from before minor compactions existed; there may be very many of them
+                return  # these commits came before the first minor compaction, and may be very many
             parent = java_snapshot.parentId()
             java_snapshot = None if parent is None else java.snapshot(parent)
+
+    def _author(self, summary: Mapping[str, str]) -> "_By":
+        if summary.get(SINK_ID) != self._sink_id:
+            return _By.OTHERS
+        if REWRITE in summary:
+            return _By.REWRITE
+        return _By.MINOR_COMPACTION if MINOR in summary else _By.SINK
 
     def _added(self, summary: Mapping[str, str]) -> int:
         """How many files of the snapshot can be merged. In v3, delete files can't be."""

@@ -260,7 +260,8 @@ class IcebergState(TableState):
         return {}
 
     def _take_back(self, prefix: str, newest: str, state: Mapping[str, str] | None) -> None:
-        """What the table's properties say of the newest position (`OF_POSITION`) isn't true of an earlier one.
+        """Remember which properties of the position (`OF_POSITION`) hold after a rollback, for `property`. A table that
+        is only looked at doesn't.
 
         :param newest: the operation that stored the newest position.
         :param state: what is true now; None if the table's properties are to be believed.

@@ -1,4 +1,4 @@
-"""Calls Iceberg's Java API: loads, creates and describes tables in the catalogs of the Spark session.
+"""One Iceberg table, by Iceberg's Java API: its metadata, and what the sink asks of it.
 
 The sink uses Iceberg's Java library through py4j because this library is the reference. It makes retries, validation,
 sequence numbers and manifests.
@@ -69,9 +69,7 @@ _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
 
 class _Java:
-    """What of Java's classes is used for every table. To find a class by its name takes a round trip for each of the
-    name's parts, and one of its static methods another.
-    """
+    """Java classes and methods that every table uses. Looking one up takes a round trip for each part of its name."""
 
     def __init__(self, jvm: Any) -> None:
         self.iceberg = iceberg = jvm.org.apache.iceberg
@@ -89,8 +87,8 @@ _java = lru_cache(maxsize=1)(_Java)
 
 
 @dataclass(frozen=True)
-class _Written:
-    """What of a table's metadata is as before after the sink's own commits."""
+class _Stable:
+    """The parts of a table's metadata that the sink's own commits don't change."""
 
     layout: Layout
     spec_ids: tuple[int, ...]
@@ -140,7 +138,7 @@ class IcebergTable(IcebergState, Target):
         self._loaded_at = time.time()
         self._seen: JavaObject | None = None
         self._view: _View | None = None
-        self._written: _Written | None = None
+        self._written: _Stable | None = None
         self._taken_back: dict[str, tuple[str, Mapping[str, str]]] = {}
         self._small_files = SmallFiles(self)
         self._describing: dict[int, JavaObject] = {}
@@ -201,7 +199,7 @@ class IcebergTable(IcebergState, Target):
             return  # as is usual where nobody but the sink commits
         view = _View(self, metadata, location)
         layout = Layout(int(metadata.currentSchemaId()), int(metadata.defaultSpecId()), int(metadata.formatVersion()))
-        written = _Written(
+        written = _Stable(
             layout,
             tuple(sorted(self.as_json(metadata.specsById().keySet()))),
             str(metadata.location()),
@@ -227,7 +225,7 @@ class IcebergTable(IcebergState, Target):
     def layout(self) -> Layout:
         return self._known().layout
 
-    def _known(self) -> "_Written":
+    def _known(self) -> "_Stable":
         assert self._written is not None
         return self._written
 
