@@ -157,7 +157,7 @@ class _Bodies:
         for number, child in enumerate(node.branches):
             # a broken body's cursor stays where it is: it would choose the same branch of a recursive schema for ever
             chosen = np.flatnonzero((branch == number) & ~self.bad[rows])
-            is_wanted = child is node.value or (node.value.kind == "null" and number == 0)
+            is_wanted = child is node.value
             if len(chosen) or (want is not False and is_wanted):
                 array, at[chosen] = self.read(child, rows[chosen], at[chosen], want if is_wanted else False, depth)
                 if is_wanted and array is not None:

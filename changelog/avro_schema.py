@@ -148,7 +148,6 @@ class Node:
     def _wire_type(self, above: tuple["Node", ...]) -> WireType:
         node = self._supported(above)
         above = (*above, node)
-        optional = self.kind == "null" or (self.kind == "union" and node is not self)
         children: dict[str, WireType] = {}
         if node.kind == "record":
             kind = "struct"
@@ -160,13 +159,13 @@ class Node:
             kind, children = "array", {"element": node.item._wire_type(above)}
         elif node.kind == "map":
             kind = "map"
-            children = {"key": WireType("string", optional=False), "value": node.item._wire_type(above)}
+            children = {"key": WireType("string"), "value": node.item._wire_type(above)}
         else:
             kind = _KINDS[node.kind][0]
             if node.kind == "int" and node.properties.get("connect.type") in ("int8", "int16"):
                 kind = node.properties["connect.type"]
         name, parameters = _meaning(node)
-        return WireType(kind, name, parameters, children, optional)
+        return WireType(kind, name, parameters, children)
 
     def _supported(self, above: tuple["Node", ...]) -> "Node":
         node = self.value

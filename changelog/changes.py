@@ -42,14 +42,12 @@ class WireType:
     :param name: the logical type: `org.apache.kafka.connect.data.Decimal`, `io.debezium.time.MicroTimestamp`, …
     :param parameters: parameters of the logical type, such as `scale`.
     :param children: `element` of an array, `key` and `value` of a map, or the fields of a struct.
-    :param optional: the value may be null.
     """
 
     kind: str = ""
     name: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, "WireType"] = field(default_factory=dict)
-    optional: bool = True
 
 
 @dataclass(frozen=True)

@@ -116,7 +116,7 @@ def wire_type(schema: Any) -> WireType:
     if not isinstance(name, str | None) or not isinstance(parameters, dict):
         raise MalformedSchemaError("the schema in the envelope has a malformed name or malformed parameters")
     texts = {name: str(value) for name, value in parameters.items()}
-    return WireType(kind, name, texts, children, schema.get("optional") is not False)
+    return WireType(kind, name, texts, children)
 
 
 def fields(schema: Any) -> dict[str, Any]:

@@ -45,6 +45,7 @@ from changelog.rows import (
     BadRecord,
     RowKind,
     order_column,
+    sets_row,
     unavailable_bits,
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
@@ -247,7 +248,7 @@ class _TaskDecoder:
 
     def _row_columns(self, raw: pa.RecordBatch, changes: Changes, bad: _Bad) -> dict[str, pa.Array]:
         spec, count = self._spec, len(changes.record)
-        sets = _sets(changes.kind)
+        sets = sets_row(changes.kind.to_numpy(zero_copy_only=False))
         columns: dict[str, pa.Array] = {KIND: changes.kind, BAD: pa.nulls(count, _BAD)}
         if spec.tells_snapshots:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
@@ -369,7 +370,7 @@ class _TaskDecoder:
             bad.add(changes.record.filter(array.is_null()), BadRecord.NULL_KEY, f"key column {column.name} is {why}")
         elif column.required and array.null_count:
             # -U and -D need no value: a null in a partition source column means that the old partition is unknown
-            missing = pc.and_(array.is_null(), pa.array(_sets(changes.kind)))
+            missing = pc.and_(array.is_null(), pa.array(sets_row(changes.kind.to_numpy(zero_copy_only=False))))
             if column.field in changes.unavailable:
                 missing = pc.and_not(missing, changes.unavailable[column.field])
             if misfit is not None:
@@ -395,7 +396,7 @@ class _TaskDecoder:
         """Observe columns that the messages lack. Either the messages' schema lacks the field, or a JSON message where
         the value is null doesn't contain the field's name.
         """
-        sets = _sets(changes.kind)
+        sets = sets_row(changes.kind.to_numpy(zero_copy_only=False))
         if not sets.any():
             return
         gone = set(changes.missing)
@@ -469,13 +470,6 @@ def _packed(raw: pa.RecordBatch, rows: pa.Array, classes: pa.Array, reasons: pa.
 
 def _flags(values: pa.Array | None) -> Mask | None:
     return None if values is None else values.to_numpy(zero_copy_only=False)
-
-
-def _sets(kind: pa.Array) -> Mask:
-    """Flags the changes that set a row: +I and +U."""
-    kinds = kind.to_numpy(zero_copy_only=False)
-    result: Mask = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
-    return result
 
 
 def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:

@@ -101,6 +101,12 @@ def order_column(index: int) -> str:
 Mask = npt.NDArray[np.bool_]
 
 
+def sets_row(kinds: npt.NDArray[np.int8]) -> Mask:
+    """Whether each change sets its key's row (+I, +U) rather than removing it (-U, -D)."""
+    sets: Mask = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
+    return sets
+
+
 def is_bad(changes: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray | None:
     """Flags the changelog rows that stand for a record and not for a change: bad records and TRUNCATEs. None if there
     are none. A partial row is neither.

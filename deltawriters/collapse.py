@@ -12,8 +12,6 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import RowKind
-
 Ints = npt.NDArray[np.int64]
 
 _INT64 = np.iinfo(np.int64)
@@ -138,12 +136,6 @@ def ordered_as_numbers(column: pa.Array) -> pa.Array:
     bits = values.view(np.int64)
     ordered = np.where(bits < 0, _INT64.min - bits, bits)
     return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))
-
-
-def sets_row(kinds: npt.NDArray[np.int8]) -> npt.NDArray[np.bool_]:
-    """Whether each change sets its key's row (+I, +U) rather than removing it (-U, -D)."""
-    sets: npt.NDArray[np.bool_] = (kinds == RowKind.INSERT) | (kinds == RowKind.UPDATE_AFTER)
-    return sets
 
 
 def ranked(order: Sequence[pa.Array], kinds: npt.NDArray[np.int8]) -> Ints:

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, HASH, KIND, ORDER, UNAVAILABLE, BadRecord, RowKind
+from changelog.rows import BAD, HASH, KIND, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
 from deltawriters import partitioning
 from deltawriters.collapse import (
     Collapsed,
@@ -34,7 +34,6 @@ from deltawriters.collapse import (
     grouped,
     order_rank,
     ranked,
-    sets_row,
     settle,
     tied_rows,
 )

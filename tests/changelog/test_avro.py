@@ -38,24 +38,23 @@ def optional(schema: Any) -> list[Any]:
 @pytest.mark.parametrize(
     ("schema", "expected"),
     [
-        ("boolean", WireType("boolean", optional=False)),
-        ("int", WireType("int32", optional=False)),
-        ({"type": "int", "connect.type": "int16"}, WireType("int16", optional=False)),
-        ("long", WireType("int64", optional=False)),
-        ("float", WireType("float", optional=False)),
+        ("boolean", WireType("boolean")),
+        ("int", WireType("int32")),
+        ({"type": "int", "connect.type": "int16"}, WireType("int16")),
+        ("long", WireType("int64")),
+        ("float", WireType("float")),
         (["null", "double"], WireType("double")),
         (["double", "null"], WireType("double")),
         (["double"], WireType("double")),
-        ("string", WireType("string", optional=False)),
-        ({"type": "enum", "name": "e", "symbols": ["a"]}, WireType("string", optional=False)),
-        ({"type": "fixed", "name": "f", "size": 3}, WireType("bytes", optional=False)),
+        ("string", WireType("string")),
+        ({"type": "enum", "name": "e", "symbols": ["a"]}, WireType("string")),
+        ({"type": "fixed", "name": "f", "size": 3}, WireType("bytes")),
         (
             {"type": "bytes", "logicalType": "decimal", "precision": 9, "scale": 2},
             WireType(
                 "bytes",
                 "org.apache.kafka.connect.data.Decimal",
                 {"scale": "2", "connect.decimal.precision": "9"},
-                optional=False,
             ),
         ),
         (  # Postgres' numeric(5,-2): its logical type is invalid in Avro, and so ignored
@@ -71,7 +70,6 @@ def optional(schema: Any) -> list[Any]:
                 "bytes",
                 "org.apache.kafka.connect.data.Decimal",
                 {"scale": "-2", "connect.decimal.precision": "5"},
-                optional=False,
             ),
         ),
         (
@@ -80,47 +78,45 @@ def optional(schema: Any) -> list[Any]:
                 "bytes",
                 "org.apache.kafka.connect.data.Decimal",
                 {"scale": "0", "connect.decimal.precision": "9"},
-                optional=False,
             ),
         ),
         (
             {"type": "int", "logicalType": "date"},
-            WireType("int32", "org.apache.kafka.connect.data.Date", optional=False),
+            WireType("int32", "org.apache.kafka.connect.data.Date"),
         ),
         (
             {"type": "int", "logicalType": "time-millis"},
-            WireType("int32", "org.apache.kafka.connect.data.Time", optional=False),
+            WireType("int32", "org.apache.kafka.connect.data.Time"),
         ),
         (
             {"type": "long", "logicalType": "time-micros"},
-            WireType("int64", "io.debezium.time.MicroTime", optional=False),
+            WireType("int64", "io.debezium.time.MicroTime"),
         ),
         (
             {"type": "long", "logicalType": "timestamp-millis"},
-            WireType("int64", "timestamp-millis", optional=False),
+            WireType("int64", "timestamp-millis"),
         ),
-        ({"type": "long", "logicalType": "timestamp-micros"}, WireType("int64", "timestamp-micros", optional=False)),
+        ({"type": "long", "logicalType": "timestamp-micros"}, WireType("int64", "timestamp-micros")),
         (
             {"type": "long", "logicalType": "local-timestamp-micros"},
-            WireType("int64", "io.debezium.time.MicroTimestamp", optional=False),
+            WireType("int64", "io.debezium.time.MicroTimestamp"),
         ),
-        ({"type": "string", "logicalType": "uuid"}, WireType("string", "io.debezium.data.Uuid", optional=False)),
+        ({"type": "string", "logicalType": "uuid"}, WireType("string", "io.debezium.data.Uuid")),
         (
             {"type": "long", "logicalType": "timestamp-millis", "connect.name": "io.debezium.time.Timestamp"},
-            WireType("int64", "io.debezium.time.Timestamp", optional=False),
+            WireType("int64", "io.debezium.time.Timestamp"),
         ),
         # a logical type that doesn't fit its type is ignored
-        ({"type": "string", "logicalType": "date"}, WireType("string", optional=False)),
+        ({"type": "string", "logicalType": "date"}, WireType("string")),
         (
             {"type": "array", "items": ["null", "int"]},
-            WireType("array", children={"element": WireType("int32")}, optional=False),
+            WireType("array", children={"element": WireType("int32")}),
         ),
         (
             {"type": "map", "values": "int"},
             WireType(
                 "map",
-                children={"key": WireType("string", optional=False), "value": WireType("int32", optional=False)},
-                optional=False,
+                children={"key": WireType("string"), "value": WireType("int32")},
             ),
         ),
         (
@@ -133,9 +129,7 @@ def optional(schema: Any) -> list[Any]:
                     "fields": [{"name": "key", "type": "int"}, {"name": "value", "type": ["null", "string"]}],
                 },
             },
-            WireType(
-                "map", children={"key": WireType("int32", optional=False), "value": WireType("string")}, optional=False
-            ),
+            WireType("map", children={"key": WireType("int32"), "value": WireType("string")}),
         ),
     ],
 )
