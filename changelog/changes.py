@@ -68,8 +68,8 @@ class Changes:
     :param kind: int8; a `RowKind`.
     :param fields: name -> values. The mapping may have fields that are no columns, and may lack columns.
     :param order: values of the spec's `order_by` columns, in the order of the spec.
-    :param after: place of the change among the changes of its record: 0 for a -U, 1 for the change after it, and so on.
-        An int64 array, or one number for all changes.
+    :param place: the place of the change among those of its record: 0 for a -U, 1 for the change after it, and so on.
+        One number for all changes, or an int64 array.
     :param snapshot: bool; the change comes from a snapshot read of the source. None if the format can't tell.
     :param unknown: fields that the messages' rows have and the spec doesn't name, if the format noticed any.
     :param metadata: further columns that a user may ask for: `_op` (string), `_ts` (timestamp[us, UTC]).
@@ -84,7 +84,7 @@ class Changes:
     kind: pa.Array
     fields: Mapping[str, Wire]
     order: Sequence[Wire] = ()
-    after: pa.Array | int = 1
+    place: pa.Array | int = 1
     snapshot: pa.Array | None = None
     unknown: Mapping[str, WireType] = field(default_factory=dict)
     metadata: Mapping[str, pa.Array] = field(default_factory=dict)

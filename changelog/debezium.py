@@ -296,7 +296,7 @@ def _changes(
     images: Images,
     kind: pa.Array | int,
     names: Sequence[str],
-    after: int,
+    place: int,
     sought: _Placeholder,
     may_lack: _MayLack | None = None,
 ) -> Iterator[Changes | Rejected]:
@@ -331,7 +331,7 @@ def _changes(
         kind=where(_repeated(kind, len(mask))),
         fields={name: Wire(where(wire.values), wire.type) for name, wire in fields.items()},
         order=[Wire(where(wire.values), wire.type) for wire in events.order],
-        after=after,
+        place=place,
         snapshot=where(_is(events.op, "r")),
         metadata={name: where(values) for name, values in (events.metadata or {}).items()},
         unavailable={name: where(flags) for name, flags in lacking.items()},

@@ -258,7 +258,7 @@ class _TaskDecoder:
         for column in spec.columns:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
             columns[column.name] = self._column(column, changes, applies, bad)
-        columns |= self._order_columns(raw, changes.record, changes.order, changes.after, bad)
+        columns |= self._order_columns(raw, changes.record, changes.order, changes.place, bad)
         for name in spec.metadata:
             if name in _OF_THE_RECORD:
                 columns[name] = raw.column(_OF_THE_RECORD[name]).take(changes.record)
@@ -295,16 +295,16 @@ class _TaskDecoder:
         }
 
     def _order_columns(
-        self, raw: pa.RecordBatch, record: pa.Array, order: Sequence[Wire], after: pa.Array | int, bad: _Bad
+        self, raw: pa.RecordBatch, record: pa.Array, order: Sequence[Wire], place: pa.Array | int, bad: _Bad
     ) -> dict[str, pa.Array]:
         spec = self._spec
         columns = {}
         for i, ((name, _), wire) in enumerate(zip(spec.order_by, order, strict=True)):
             columns[order_column(i)] = self._order_value(i, name, wire, record, bad)
         if spec.source_order:
-            place = pc.multiply(raw.column("offset").take(record), CHANGES_PER_RECORD)
+            first = pc.multiply(raw.column("offset").take(record), CHANGES_PER_RECORD)
             columns[order_column(len(spec.order_by))] = raw.column("partition").take(record)
-            columns[order_column(len(spec.order_by) + 1)] = pc.add(place, after)
+            columns[order_column(len(spec.order_by) + 1)] = pc.add(first, place)
         return columns
 
     def _truncate_columns(self, raw: pa.RecordBatch, truncates: Truncates, bad: _Bad) -> dict[str, pa.Array]:
@@ -325,9 +325,9 @@ class _TaskDecoder:
         """Reject records with too many changes. The order value of a place beyond `CHANGES_PER_RECORD` would belong to
         the next record.
         """
-        if isinstance(changes.after, int):
+        if isinstance(changes.place, int):
             return
-        beyond = pc.greater_equal(changes.after, CHANGES_PER_RECORD)
+        beyond = pc.greater_equal(changes.place, CHANGES_PER_RECORD)
         if pc.any(beyond).as_py():
             reason = f"the record stands for more than {CHANGES_PER_RECORD:,} changes"
             bad.add(changes.record.filter(beyond), BadRecord.UNSUPPORTED_EVENT, reason)

@@ -311,7 +311,7 @@ class Images:
             kind=where(kinds),
             fields={name: Wire(where(wire.values), wire.type) for name, wire in fields.items()},
             order=[Wire(where(values)) for values in rows.order],
-            after=half if rows.place is None else pc.add(pc.multiply(where(rows.place), 2), half),
+            place=half if rows.place is None else pc.add(pc.multiply(where(rows.place), 2), half),
             snapshot=None if rows.snapshot is None else where(rows.snapshot),
             unknown=rows.unknown,
             metadata=metadata,

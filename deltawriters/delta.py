@@ -47,7 +47,7 @@ from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, resolve
 from deltawriters.rowhash import row_hash
 from deltawriters.superseded import SupersededRows
-from deltawriters.table import OtherColumnsError, TableSpec, TaskId
+from deltawriters.table import TableSpec, TaskId, UnreadableRowsError
 
 
 class CardinalityError(ValueError):
@@ -433,7 +433,7 @@ class DeltaWriter:
                 for part, rows in self._table.present_rows(files[number], pos[here], columns):
                     complete(keys[here[part]], rows)
                     done = part.stop
-            except OtherColumnsError as error:
+            except UnreadableRowsError as error:
                 letters += partials.letters(keys[here[done:]], f"and {error}", BadRecord.UNAVAILABLE_VALUE)
         return letters
 

@@ -37,7 +37,7 @@ from deltawriters.ordering import RowOrder
 from deltawriters.parquet import ROW_GROUP_BYTES, joined
 from deltawriters.partitioning import PartitionedWriter, storage
 from deltawriters.resolve import indexed, key_columns
-from deltawriters.table import OtherColumnsError, TableSpec, TaskId
+from deltawriters.table import TableSpec, TaskId, UnreadableRowsError
 from deltawriters.vectors import positions_of
 
 _SORTED_BYTES = 1024 * 1024 * 1024
@@ -206,7 +206,7 @@ class Rewriter:
         """Write the new files and index runs of all groups. After any exception, all files written here are deleted.
 
         :raises CorruptIndexError: a run is damaged or missing, or the index and the table differ in a file's live rows.
-        :raises OtherColumnsError: a file has other columns than the table.
+        :raises UnreadableRowsError: a file has other columns than the table.
         """
         deletes = self._table.deletes(self._factory, self._files)
         merged = list[ContentFile]()
@@ -229,7 +229,7 @@ class Rewriter:
 
         :raises CorruptIndexError: positions of deleted rows can't be read, or a run of the index.
         :raises LostVectorError: a deletion vector of the table can't be read.
-        :raises OtherColumnsError: a file can't be read as one of the table.
+        :raises UnreadableRowsError: a file can't be read as one of the table.
         """
         moved = (part for group in groups for part in _together(self._kept_parts(group), ROW_GROUP_BYTES))
         return self._written(self._table.of_copied_rows, moved, lambda files: files)
@@ -283,11 +283,11 @@ class Rewriter:
                 parts = joined(parts, ROW_GROUP_BYTES)
             for places, rows in parts:
                 if len(rows) != len(places):
-                    raise OtherColumnsError(f"{touched.path} has {len(places)} rows, of which {len(rows)} were read")
+                    raise UnreadableRowsError(f"{touched.path} has {len(places)} rows, of which {len(rows)} were read")
                 has_key = self._has_key(rows)
                 if not has_key.all():
                     if touched.by_key:
-                        raise OtherColumnsError(
+                        raise UnreadableRowsError(
                             f"{touched.path} has rows whose key is NULL, and equality deletes apply to it. Nothing "
                             "tells which of these rows are live: compact the table with Spark"
                         )
@@ -389,14 +389,14 @@ class Rewriter:
     def _rows_of(self, small: SmallFile, group: RewriteGroup) -> Iterator[tuple[Ints, pa.Table]]:
         """All rows of a file, in slices of a row group: positions, and their rows in the columns of `of_moved_rows`.
 
-        :raises OtherColumnsError: it has other columns than the table, and must not, or its rows have ids.
+        :raises UnreadableRowsError: it has other columns than the table, and must not, or its rows have ids.
         """
         begun = False
         try:
             for part in self._table.moved_rows(small, _partition(group)):
                 begun = True
                 yield part
-        except OtherColumnsError:
+        except UnreadableRowsError:
             schema = self._table.of_moved_rows.arrow_schema
             if begun or not group.any_columns or not schema.equals(self._table.of_copied_rows.arrow_schema):
                 raise

@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from deltawriters.rewrite import SmallFile, TouchedFile
 
 
-class OtherColumnsError(ValueError):
-    """A data file has other columns than the table, or none that can be read as the table's."""
+class UnreadableRowsError(ValueError):
+    """A data file's rows can't be read as rows of the table, or nothing tells which of them are live."""
 
 
 @dataclass(frozen=True)
@@ -176,7 +176,7 @@ class TableSpec(ABC):
         """All rows of a data file, also deleted ones, as a minor compaction moves them, in parts of a row group.
 
         :return: positions, and their rows, with columns and types of `of_moved_rows.arrow_schema`.
-        :raises OtherColumnsError: the file has other columns than the table.
+        :raises UnreadableRowsError: the file has other columns than the table.
         """
 
     @property
@@ -191,7 +191,7 @@ class TableSpec(ABC):
 
         :param left_out: their positions in the file, ascending.
         :return: positions, and their rows, with columns and types of `of_copied_rows.arrow_schema`.
-        :raises OtherColumnsError: the rows can't be read as rows of the table.
+        :raises UnreadableRowsError: the rows can't be read as rows of the table.
         """
 
     @abstractmethod
@@ -211,7 +211,7 @@ class TableSpec(ABC):
         :param positions: of the rows in the file, ascending.
         :param columns: names of at least one column.
         :return: which of the positions, and their rows, with columns and types of `arrow_schema`.
-        :raises OtherColumnsError: the rows can't be read as rows of the table.
+        :raises UnreadableRowsError: the rows can't be read as rows of the table.
         """
 
     @abstractmethod

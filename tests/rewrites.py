@@ -10,7 +10,7 @@ from sink.run import keyindex
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import Begun
+from sink.run.rewriting import RunningRewrite
 from tests.sink.harness import Job
 
 ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0, least_gain=1)
@@ -43,7 +43,7 @@ def rewriting(
     :return: what came of each rewrite.
     """
     done: list[RewriteDone | None] = []
-    begun: dict[TableSink, Begun] = {}
+    begun: dict[TableSink, RunningRewrite] = {}
     at: dict[TableSink, int] = {}
     written: dict[TableSink, bool] = {}
     compact = TableSink.compact
@@ -73,7 +73,9 @@ def rewriting(
         sink.end_rewrite(left, written=False)
 
 
-def rewritten_files(sink: TableSink, options: RewriteOptions = ALL_FILES, most_bytes: int | None = None) -> Begun:
+def rewritten_files(
+    sink: TableSink, options: RewriteOptions = ALL_FILES, most_bytes: int | None = None
+) -> RunningRewrite:
     """Begin a rewrite and write its files, so that only its commit is still to come."""
     begun = sink.begin_rewrite(options, most_bytes)
     assert begun is not None

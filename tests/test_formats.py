@@ -190,7 +190,7 @@ class Crowded:
         after = [place for count in counts for place in range(count)]
         kinds = pa.repeat(pa.scalar(int(RowKind.INSERT), pa.int8()), len(record))
         ids = {"id": Wire(pa.array(after, pa.int64()))}
-        yield Changes(pa.array(record, pa.int64()), kinds, ids, after=pa.array(after, pa.int64()))
+        yield Changes(pa.array(record, pa.int64()), kinds, ids, place=pa.array(after, pa.int64()))
 
 
 def test_a_record_has_a_bounded_number_of_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -58,7 +58,7 @@ def replacement(
     :param created: the paths of new files are added to it, also after an error.
     :raises IndexLostError: the index isn't of the table's state, or a part of it is missing or damaged.
     :raises LostVectorError: a deletion vector of the table can't be read.
-    :raises OtherColumnsError: a file can't be read as one of the table.
+    :raises UnreadableRowsError: a file can't be read as one of the table.
     """
     started = time.monotonic()
     touched = table.touched_files(deleted.found.keys())

@@ -10,7 +10,7 @@ from pyspark.errors import PySparkException
 
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.keyindex.versions import IndexLostError
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from deltawriters.vectors import LostVectorError
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.spark.failures import TaskFailure, failure_of
@@ -28,7 +28,7 @@ def before_commit(name: str) -> Iterator[None]:
         yield
     except CorruptIndexError as error:
         raise IndexLostError(str(error)) from error
-    except (LostVectorError, OtherColumnsError) as error:
+    except (LostVectorError, UnreadableRowsError) as error:
         raise _not_replaceable(name, str(error)) from error
     except JOB_ERRORS as error:
         raise job_error(name, error) from error

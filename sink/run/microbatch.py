@@ -61,8 +61,7 @@ from sink.run.plan import (
     truncate_refused,
 )
 from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import Begun as RewriteBegun
-from sink.run.rewriting import Rewriting
+from sink.run.rewriting import Rewriting, RunningRewrite
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
@@ -572,7 +571,7 @@ class TableSink:
         most_bytes: int | None = None,
         only: Collection[str] | None = None,
         but: Collection[str] = (),
-    ) -> RewriteBegun | None:
+    ) -> RunningRewrite | None:
         """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`). Call
         this between micro-batches.
 
@@ -600,11 +599,11 @@ class TableSink:
             self._forget_index(error)
             return None
 
-    def write_rewrite(self, begun: RewriteBegun) -> bool:
+    def write_rewrite(self, begun: RunningRewrite) -> bool:
         """Write the new files beside micro-batches. See `Rewriting.write`."""
         return self._rewriting.write(begun)
 
-    def end_rewrite(self, begun: RewriteBegun, *, written: bool = True) -> RewriteDone | None:
+    def end_rewrite(self, begun: RunningRewrite, *, written: bool = True) -> RewriteDone | None:
         """Commit the new files between micro-batches, or give them up if others have changed the old ones.
 
         :param written: whether there is anything to commit.

@@ -27,7 +27,7 @@ layout of the table. Before it was sent at all: `index lost`, the key index has 
 got new columns first.
 """
 
-Rewriting = Literal["minor compaction", "compaction", "copy-on-write", "rewrite"]
+RewriteKind = Literal["minor compaction", "compaction", "copy-on-write", "rewrite"]
 """What replaces data files. `copy-on-write` is a part of a micro-batch, and told just before it is `Committed`."""
 
 
@@ -155,7 +155,7 @@ class Committed:
 @dataclass(frozen=True)
 class RewriteStarted:
     table: str
-    kind: Rewriting
+    kind: RewriteKind
 
 
 @dataclass(frozen=True)
@@ -171,7 +171,7 @@ class RewriteDone:
     """
 
     table: str
-    kind: Rewriting
+    kind: RewriteKind
     touched: int = 0
     written: int = 0
     bytes: int = 0

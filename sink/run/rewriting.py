@@ -45,7 +45,7 @@ KIND: Literal["rewrite"] = "rewrite"
 
 
 @dataclass
-class Begun:
+class RunningRewrite:
     """A rewrite between `begin` and `adopt`.
 
     :param name: of its commit.
@@ -136,7 +136,7 @@ class Rewriting:
         but: Collection[str] = (),
         *,
         every_part: bool = False,
-    ) -> Begun | None:
+    ) -> RunningRewrite | None:
         """Choose what pays most. Call this between micro-batches, with the index synchronized.
 
         :param spec: the table.
@@ -171,7 +171,7 @@ class Rewriting:
         groups = tuple(_with_vectors(group, key_index) for group in groups)
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
-        begun = Begun(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), groups, uncommitted)
+        begun = RunningRewrite(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), groups, uncommitted)
         begun.is_counted = most_bytes is not None
         begun.order = order
         begun.scan_seconds = time.monotonic() - started
@@ -191,7 +191,7 @@ class Rewriting:
                 break
         return tuple(found)
 
-    def write(self, begun: Begun) -> bool:
+    def write(self, begun: RunningRewrite) -> bool:
         """Write the new files. Micro-batches may go on meanwhile. A failure is only logged.
 
         :return: whether `adopt` has something to commit. If not, call `give_up`.
@@ -218,28 +218,28 @@ class Rewriting:
         begun.rewrite_seconds = time.monotonic() - started
         return True
 
-    def _set_aside(self, begun: Begun) -> None:
+    def _set_aside(self, begun: RunningRewrite) -> None:
         """Don't try the same again at once."""
         into = self._alone if len(begun.groups) > 1 else self._failed
         into |= dict.fromkeys(begun.paths, time.monotonic())
 
-    def give_up(self, begun: Begun, key_index: KeyIndex | None) -> None:
+    def give_up(self, begun: RunningRewrite, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
         self._release(begun, key_index)
         begun.uncommitted.delete()
         self._observer(RewriteDone(self._table.name, KIND))
 
-    def leave(self, begun: Begun, key_index: KeyIndex | None) -> None:
+    def leave(self, begun: RunningRewrite, key_index: KeyIndex | None) -> None:
         """Hold the index's state no longer. The files stay: they may belong to the table now."""
         self._release(begun, key_index)
         self._observer(RewriteDone(self._table.name, KIND))
 
-    def _release(self, begun: Begun, key_index: KeyIndex | None) -> None:
+    def _release(self, begun: RunningRewrite, key_index: KeyIndex | None) -> None:
         self.moving = frozenset()
         if key_index is not None:
             key_index.release(begun.pin)
 
-    def adopt(self, begun: Begun, key_index: KeyIndex, operation: str) -> RewriteDone | None:
+    def adopt(self, begun: RunningRewrite, key_index: KeyIndex, operation: str) -> RewriteDone | None:
         """Commit the new files. Call this between micro-batches, with the index synchronized.
 
         :param operation: the commit that stored the sink's position.
@@ -286,7 +286,7 @@ class Rewriting:
         return told
 
     def _commit(
-        self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
+        self, begun: RunningRewrite, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
     ) -> bool:
         adopted = None
         with before_commit(self._table.name):
@@ -302,7 +302,7 @@ class Rewriting:
         return True
 
     def _commit_deletes(
-        self, begun: Begun, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
+        self, begun: RunningRewrite, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
     ) -> bool:
         """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
         with before_commit(self._table.name):
@@ -319,7 +319,7 @@ class Rewriting:
         return True
 
     def _send(
-        self, begun: Begun, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
+        self, begun: RunningRewrite, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
     ) -> None:
         summary = {REWRITE: str(len(begun.paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         name = f"{self._prefix}.rewritten"

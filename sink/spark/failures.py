@@ -12,7 +12,7 @@ from typing import Literal, TypeVar
 from changelog.changes import FormatError, UnavailableError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from deltawriters.vectors import LostVectorError
 
 Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable", "not replaceable"]
@@ -23,7 +23,7 @@ _KINDS: dict[type[Exception], Kind] = {
     FormatError: "broken format",
     UnavailableError: "unavailable",
     LostVectorError: "not replaceable",
-    OtherColumnsError: "not replaceable",
+    UnreadableRowsError: "not replaceable",
 }
 _MARK = "rowdelta task failure: "
 

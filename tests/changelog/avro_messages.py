@@ -125,7 +125,7 @@ def outcome(decoder: Format, messages: Sequence[Pair]) -> Outcome:
         for wire in (*found.fields.values(), *found.order):
             wire.values.validate(full=True)
             assert len(wire.values) == count
-        after = [found.after] * count if isinstance(found.after, int) else found.after.to_pylist()
+        after = [found.place] * count if isinstance(found.place, int) else found.place.to_pylist()
         columns = {name: wire.values.to_pylist() for name, wire in found.fields.items()}
         order = [wire.values.to_pylist() for wire in found.order]
         for i, record in enumerate(found.record.to_pylist()):

@@ -253,7 +253,7 @@ def outcome(table: ChangelogSpec, values: list[bytes]) -> Outcome:
         ]
         # numbers that an odd record has come as text
         rows = zip(*([None if v is None else str(v) for v in part.to_pylist()] for part in parts), strict=True)
-        changes += [(found.after, *row) for row in rows]
+        changes += [(found.place, *row) for row in rows]
     return sorted(changes, key=repr), rejected, unknown
 
 

@@ -16,7 +16,7 @@ from pyspark.sql import SparkSession
 from deltawriters.content import Partition
 from deltawriters.keyindex import IndexedFile
 from deltawriters.rewrite import SmallFile, TouchedFile
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.writers import DeltaTableSpec
 from tests.delta.harness import DeltaJob, crashing
 from tests.delta.readers import READERS
@@ -101,7 +101,7 @@ def test_a_partition_s_time_without_a_zone_is_no_value(tmp_path: Path) -> None:
     file = IndexedFile(path, 0, {"at": "2026-01-01 03:04:05"})
     ((_, rows),) = table.present_rows(file, np.array([1]), ["id"])
     assert rows.to_pylist() == [{"id": 2}]
-    with pytest.raises(OtherColumnsError, match=r"no zone \(at=2026-01-01 03:04:05\)"):
+    with pytest.raises(UnreadableRowsError, match=r"no zone \(at=2026-01-01 03:04:05\)"):
         list(table.present_rows(file, np.array([1]), ["id", "at"]))
     ((_, rows),) = table.present_rows(IndexedFile(path, 0, {"at": "2026-01-01T03:04:05Z"}), np.array([1]), ["at"])
     assert rows.column("at").cast(pa.int64()).to_pylist() == [1_767_236_645_000_000]
@@ -134,7 +134,7 @@ def test_names_that_differ_in_case_only(tmp_path: Path) -> None:
     pq.write_table(pa.table({"id": [1], "customername": ["a"], "CustomerName": ["b"]}), path)
     assert next(table.present_rows(file, np.array([0]), ["customername"]))[1].to_pylist() == [{"customername": "a"}]
     pq.write_table(pa.table({"id": [1], "customerName": ["a"], "CustomerName": ["b"]}), path)
-    with pytest.raises(OtherColumnsError, match="customerName and CustomerName"):
+    with pytest.raises(UnreadableRowsError, match="customerName and CustomerName"):
         list(table.present_rows(file, np.array([0]), ["customername"]))
 
 
@@ -202,7 +202,7 @@ def test_values_that_the_table_can_t_have(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(old), path, store_schema=False)
     for name in old:
-        with pytest.raises(OtherColumnsError, match=f"{path} has values of column {name} that can't be read as "):
+        with pytest.raises(UnreadableRowsError, match=f"{path} has values of column {name} that can't be read as "):
             list(table.present_rows(IndexedFile(path, 0, {}), np.array([0]), [name]))
 
 
@@ -210,7 +210,7 @@ def test_files_without_field_ids_in_a_table_that_finds_columns_by_them(tmp_path:
     table = table_at(tmp_path, field("id", "long", 1), properties={"delta.columnMapping.mode": "id"})
     path = str(tmp_path / "any.parquet")
     pq.write_table(pa.table({"col-1": [1]}), path)
-    with pytest.raises(OtherColumnsError, match="has no field ids"):
+    with pytest.raises(UnreadableRowsError, match="has no field ids"):
         list(table.present_rows(IndexedFile(path, 0, {}), np.array([0]), ["id"]))
 
 
@@ -242,12 +242,12 @@ def test_dates_of_another_calendar(tmp_path: Path, notes: dict[str, str], is_leg
     file = IndexedFile(path, 0, {})
     for name in table.arrow_schema.names:
         if is_legacy and name in ("at", "span"):
-            with pytest.raises(OtherColumnsError, match=f"{path} has dates or times of the Julian calendar"):
+            with pytest.raises(UnreadableRowsError, match=f"{path} has dates or times of the Julian calendar"):
                 list(table.present_rows(file, np.array([0]), [name]))
         else:
             assert len(list(table.present_rows(file, np.array([0]), [name]))) == 1
     # a rewrite too, which would say of the new file that its dates are of today's calendar
     same = table_at(tmp_path, field("id", "long"), field("at", "timestamp"), field("span", day))
     small = SmallFile(path, Path(path).stat().st_size, None, 0)
-    with pytest.raises(OtherColumnsError, match="Julian calendar") if is_legacy else nullcontext():
+    with pytest.raises(UnreadableRowsError, match="Julian calendar") if is_legacy else nullcontext():
         assert len(list(same.moved_rows(small, Partition(0, "{}")))) == 1

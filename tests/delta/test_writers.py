@@ -30,7 +30,7 @@ from deltawriters.content import Partition
 from deltawriters.files import DataFiles, FileFactory
 from deltawriters.partitioning import PartitionedWriter, as_table_types
 from deltawriters.rewrite import SmallFile
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.partitions import double_text, encoded_path
 from sink.targets.delta.statistics import longer_maximum, with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, read_vectors, vector_file
@@ -253,15 +253,6 @@ def test_numbers_are_written_as_java_does() -> None:
     assert [double_text(value, single=True) for value in (0.1, 1e10, 3.4e38)] == ["0.1", "1.0E10", "3.4E38"]
 
 
-def test_partition_columns_are_in_the_files_if_the_table_wants_it(tmp_path: Path) -> None:
-    for wanted in ("delta.enableMaterializePartitionColumnsFeature", "delta.enableIcebergCompatV2"):
-        fields = field("part", "string"), field("id", "long")
-        table = table_at(tmp_path / wanted, *fields, by=["part"], properties={wanted: "true"})
-        (file,) = write(table, {"id": [1], "part": ["p"]})
-        assert pq.read_table(file.path).to_pylist() == [{"part": "p", "id": 1}]
-        assert stats(file)["minValues"] == {"id": 1}
-
-
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
@@ -444,31 +435,20 @@ def test_a_table_pickles_without_what_it_has_cached(tmp_path: Path) -> None:
     assert pickle.loads(pickle.dumps(table)) == table
 
 
-def test_moved_rows_keep_their_ids(tmp_path: Path) -> None:
-    tracked = {
-        "delta.enableRowTracking": "true",
-        "delta.rowTracking.materializedRowIdColumnName": "_row-id",
-        "delta.rowTracking.materializedRowCommitVersionColumnName": "_row-version",
-    }
-    table = table_at(tmp_path, field("id", "long"), field("day", "date"), by=["day"], properties=tracked)
+def test_moved_rows_are_no_new_data(tmp_path: Path) -> None:
+    table = table_at(tmp_path, field("id", "long"), field("day", "date"), by=["day"])
     (file,) = write(table, {"id": [1, 2, 3], "day": [date(2024, 1, 2)] * 3})
     ((partition, _),) = table.split_by_partition(pa.table({"day": pa.array([date(2024, 1, 2)], pa.date32())}))
-    rows = all_rows(table, SmallFile(file.path, 1, 100, 7), partition)
+    rows = all_rows(table, SmallFile(file.path, 1, None, 7), partition)
     moved = PartitionedWriter(table.of_moved_rows, FileFactory(table, TaskId(0, 2, "op")), DataFiles())
     moved.write(rows.slice(1), last=True)
     (again,) = moved.close()
     (add,) = adds([again])
     assert add["dataChange"] is False
-    assert set(json.loads(add["stats"])["minValues"]) == {"id"}
-    assert pq.read_table(again.path).to_pylist() == [
-        {"id": 2, "_row-id": 101, "_row-version": 7},
-        {"id": 3, "_row-id": 102, "_row-version": 7},
-    ]
-    # stored ids win
-    twice = all_rows(table, SmallFile(again.path, 1, 200, 9), partition)
-    assert twice.column("_row-id").to_pylist() == [101, 102]
+    assert pq.read_table(again.path).to_pylist() == [{"id": 2}, {"id": 3}]
+    twice = all_rows(table, SmallFile(again.path, 1, None, 9), partition)
     assert twice.column("day").to_pylist() == [date(2024, 1, 2)] * 2
-    with pytest.raises(OtherColumnsError):
+    with pytest.raises(UnreadableRowsError):
         all_rows(
             table_at(tmp_path, field("id", "long"), field("more", "long")), SmallFile(file.path, 1, None, 1), partition
         )

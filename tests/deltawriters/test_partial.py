@@ -33,7 +33,7 @@ from deltawriters.keyindex import (
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
 from deltawriters.rewrite import SmallFile, TouchedFile
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from sink.targets.iceberg.present_rows import present_rows
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.changelog.messages import spec
@@ -413,7 +413,7 @@ def test_what_is_inside_of_lists_and_maps_is_found_by_id(tmp_path: Path) -> None
     assert found.select(names).to_pylist() == rows("x", "y", "z")
     for other in (nested("px", "y", "z", x="int"), nested("x", "py", "z", x="int"), nested("x", "y", "pz", x="int")):
         renamed = IcebergTableSpec(str(tmp_path), 3, other, (UNPARTITIONED,), 0)
-        with pytest.raises(OtherColumnsError, match="has other columns than the table"):
+        with pytest.raises(UnreadableRowsError, match="has other columns than the table"):
             list(renamed.moved_rows(small, Partition(0, "{}")))
 
 
@@ -455,7 +455,7 @@ def test_what_can_t_be_read_again_stays(tmp_path: Path, monkeypatch: pytest.Monk
 
     def present_rows(self: Any, *args: Any) -> Any:
         yield next(original(self, *args))
-        raise OtherColumnsError("nobody can read it")
+        raise UnreadableRowsError("nobody can read it")
 
     monkeypatch.setattr(IcebergTableSpec, "present_rows", present_rows)
     changes = [

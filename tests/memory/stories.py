@@ -45,7 +45,7 @@ from sink.run.observer import Event, Files
 from sink.run.patterns import ResolvedTable, resolve_tables
 from sink.run.plan import plan_table
 from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import Begun
+from sink.run.rewriting import RunningRewrite
 from sink.sources.source import TableBatch
 from sink.targets import merge_levels
 from sink.targets.base import CommitUnknownError
@@ -364,7 +364,7 @@ class Rewritings:
     def __init__(self, sink: TableSink, random: Random) -> None:
         self._sink = sink
         self._random = random
-        self._begun: Begun | None = None
+        self._begun: RunningRewrite | None = None
         self._written = False
 
     def go_on(self) -> None:

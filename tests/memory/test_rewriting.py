@@ -13,7 +13,7 @@ from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex import runs as index_runs
 from sink.run import keyindex
 from sink.run.microbatch import TableSink
-from sink.run.rewriting import Begun
+from sink.run.rewriting import RunningRewrite
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
 from tests.memory.table import MemoryCommitter, MemoryTable
@@ -249,7 +249,7 @@ def one_row_each(folder: Path, *later: Operation) -> tuple[Player, TableSink]:
     return player, sink
 
 
-def begin(sink: TableSink, merged: str, monkeypatch: pytest.MonkeyPatch) -> Begun:
+def begin(sink: TableSink, merged: str, monkeypatch: pytest.MonkeyPatch) -> RunningRewrite:
     """Move all rows. From now on each micro-batch merges these runs of the key index."""
     begun = sink.begin_rewrite(ALL_FILES)
     assert begun is not None

@@ -23,7 +23,7 @@ from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_without
 from deltawriters.partitioning import storage
 from deltawriters.rewrite import SmallFile, TouchedFile
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from deltawriters.vectors import bitmap
 from tests.memory.storage import MemoryFiles
 
@@ -122,7 +122,7 @@ class MemoryTableSpec(TableSpec):
     def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
         def check(stored: pa.Schema) -> None:
             if stored.names != self.schema.names:
-                raise OtherColumnsError(small.path)
+                raise UnreadableRowsError(small.path)
 
         for places, rows in all_rows(self.files, small.path, check):
             yield places, rows.cast(self.schema)

@@ -35,7 +35,7 @@ from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
-from sink.run.rewriting import Begun
+from sink.run.rewriting import RunningRewrite
 from sink.run.spark_engine import SparkEngine
 from sink.spark import task
 from sink.spark.session import MAINTENANCE_POOL
@@ -1005,7 +1005,7 @@ def test_a_group_that_fails_stops_no_other(
     before = job.rows()
     write, attempts = TableSink.write_rewrite, list[list[str]]()
 
-    def failing(self: TableSink, begun: Begun) -> bool:
+    def failing(self: TableSink, begun: RunningRewrite) -> bool:
         attempts.append([group.partition for group in begun.groups])
         if attempts[0][0] in attempts[-1]:
             with monkeypatch.context() as patch:
@@ -1039,7 +1039,7 @@ def test_others_change_one_of_several_groups(
     job = job_of_three_regions(spark, tmp_path, files=2, together=3)
     write, groups = TableSink.write_rewrite, list[int]()
 
-    def interrupted(self: TableSink, begun: Begun) -> bool:
+    def interrupted(self: TableSink, begun: RunningRewrite) -> bool:
         groups.append(len(begun.groups))
         found = write(self, begun)
         if len(groups) == 1:

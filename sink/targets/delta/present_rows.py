@@ -8,7 +8,7 @@ import pyarrow as pa
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
 from deltawriters.partitioning import as_table_types
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.partitions import is_clear, repeated
 from sink.targets.delta.schema import FIELD_ID, Column
 
@@ -40,11 +40,11 @@ def present_rows(
 
     def choose(physical: pa.Schema) -> Sequence[str]:
         if by_id and not any(FIELD_ID in (part.metadata or {}) for part in physical):
-            raise OtherColumnsError(f"{file.path} has no field ids, and the table finds its columns by them")
+            raise UnreadableRowsError(f"{file.path} has no field ids, and the table finds its columns by them")
         for column in wanted:
             if column.physical_name in file.partition:  # the log decides, also if the file has the column
                 if not is_clear([column], file.partition):
-                    raise OtherColumnsError(
+                    raise UnreadableRowsError(
                         f"{file.path} is in a partition whose time has no zone "
                         f"({column.name}={file.partition[column.physical_name]}), which each reader takes for its own"
                     )
@@ -73,12 +73,12 @@ def as_column(values: pa.ChunkedArray, column: Column, path: str, *, by_id: bool
 
     :param path: of the file.
     :param by_id: see `present_rows`; this is about the fields of structs.
-    :raises OtherColumnsError: the file's values don't fit these types.
+    :raises UnreadableRowsError: the file's values don't fit these types.
     """
     try:
         chunks = [_converted(chunk, column.physical_type, column.type, by_id=by_id) for chunk in values.chunks]
     except (pa.ArrowInvalid, pa.ArrowNotImplementedError, pa.ArrowTypeError) as error:
-        raise OtherColumnsError(
+        raise UnreadableRowsError(
             f"{path} has values of column {column.name} that can't be read as {column.type}: {error}"
         ) from None
     return pa.chunked_array(chunks, column.type)
@@ -139,7 +139,7 @@ def _without_nulls(part: pa.Array, absent: pa.BooleanArray, target: pa.Field) ->
 def _place(fields: pa.Schema | pa.StructType, wanted: pa.Field, *, by_id: bool) -> int | None:
     """Number of a field in a file's schema, or in one of its structs. As in Spark, a name may differ in case.
 
-    :raises OtherColumnsError: several names differ in case only.
+    :raises UnreadableRowsError: several names differ in case only.
     """
     if by_id:
         same = [n for n, part in enumerate(fields) if (part.metadata or {}).get(FIELD_ID) == wanted.metadata[FIELD_ID]]
@@ -148,16 +148,16 @@ def _place(fields: pa.Schema | pa.StructType, wanted: pa.Field, *, by_id: bool) 
     if wanted.name in alike:
         return alike[wanted.name]
     if len(alike) > 1:
-        raise OtherColumnsError(f"a data file has both {' and '.join(alike)}, and the table has {wanted.name}")
+        raise UnreadableRowsError(f"a data file has both {' and '.join(alike)}, and the table has {wanted.name}")
     return next(iter(alike.values()), None)
 
 
 def check_calendar(path: str, physical: pa.Schema, types: Iterable[pa.DataType]) -> None:
-    """:raises OtherColumnsError: the file has columns of these types, and their dates or times are of the Julian
+    """:raises UnreadableRowsError: the file has columns of these types, and their dates or times are of the Julian
     calendar.
     """
     if any(map(_has_time, types)) and _is_legacy(physical.metadata or {}):
-        raise OtherColumnsError(f"{path} has dates or times of the Julian calendar, written by an old Spark")
+        raise UnreadableRowsError(f"{path} has dates or times of the Julian calendar, written by an old Spark")
 
 
 def _is_legacy(notes: Mapping[bytes, bytes]) -> bool:

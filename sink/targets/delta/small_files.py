@@ -51,8 +51,7 @@ def counted(table: "DeltaTable") -> list[Rewritable]:
         if rows is None:
             continue
         deleted = int((add.get("deletionVector") or {}).get("cardinality", 0))
-        first_row_id, version = add.get("baseRowId"), int(add.get("defaultRowCommitVersion") or 0)
-        small = SmallFile(full(spec.location, path), int(add["size"]), first_row_id, version, live_rows=rows - deleted)
+        small = SmallFile(full(spec.location, path), int(add["size"]), None, 0, live_rows=rows - deleted)
         text = json.dumps(add["partitionValues"])
         found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small, settled=_settled(table, add)))
     return found

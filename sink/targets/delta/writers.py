@@ -18,7 +18,6 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
@@ -31,7 +30,7 @@ from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_at, r
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
-from deltawriters.table import OtherColumnsError, TableSpec
+from deltawriters.table import TableSpec, UnreadableRowsError
 from deltawriters.vectors import LostVectorError
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
@@ -47,16 +46,6 @@ _TARGET_FILE_SIZE_DEFAULT = 512 * 1024 * 1024
 _ROW_GROUP_SIZE = 128 * 1024 * 1024
 _RANDOM_PREFIXES = "delta.randomizeFilePrefixes"
 _PREFIX_LENGTH = "delta.randomPrefixLength"
-_PARTITIONS_IN_FILES = (
-    "delta.enableMaterializePartitionColumnsFeature",
-    "delta.enableIcebergCompatV1",
-    "delta.enableIcebergCompatV2",
-    "delta.enableIcebergCompatV3",
-)
-"""With one of these properties, partition columns must be in the data files too."""
-_ROW_TRACKING = "delta.enableRowTracking"
-_ROW_ID = "delta.rowTracking.materializedRowIdColumnName"
-_ROW_VERSION = "delta.rowTracking.materializedRowCommitVersionColumnName"
 _CODEC = "delta.parquet.compression.codec"
 _CODECS = {"none": "uncompressed", "lz4_raw": "lz4", "lz4raw": "lz4"}
 """Names of codecs that are others here."""
@@ -109,16 +98,14 @@ class DeltaTableSpec(TableSpec):
 
     @cached_property
     def arrow_schema(self) -> pa.Schema:
-        """The table's columns, and behind them those of the row ids if rows are moved."""
-        return pa.schema([*(column.logical_field for column in self.columns), *self._lineage])
+        return pa.schema([column.logical_field for column in self.columns])
 
     @cached_property
     def file_schema(self) -> pa.Schema:
-        return pa.schema([*(column.physical_field for column in self._written), *self._lineage])
+        return pa.schema([column.physical_field for column in self._written])
 
     def file_rows(self, rows: pa.Table) -> pa.Table:
-        kept = rows.select([*(column.name for column in self._written), *(part.name for part in self._lineage)])
-        return _seen_as(kept, self.file_schema)
+        return _seen_as(rows.select([column.name for column in self._written]), self.file_schema)
 
     @property
     def source_columns(self) -> tuple[str, ...]:
@@ -191,13 +178,11 @@ class DeltaTableSpec(TableSpec):
 
     @cached_property
     def of_moved_rows(self) -> "DeltaTableSpec":
-        """With row tracking, the table with the columns of the stable row ids (PROTOCOL.md, "Row Tracking")."""
         return replace(self, moves_rows=True)
 
     def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        moved = self.of_moved_rows
         values: Mapping[str, str | None] = json.loads(partition.text)
-        for places, rows in all_rows(self.io, small.path, lambda stored: self._check_columns(small, stored, moved)):
+        for places, rows in all_rows(self.io, small.path, partial(self._check_columns, small)):
             columns: list[pa.Array | pa.ChunkedArray] = []
             for column in self.columns:
                 if column.name in self.partition_columns:
@@ -205,10 +190,8 @@ class DeltaTableSpec(TableSpec):
                 else:
                     values_in_file = rows.column(column.physical_name)
                     columns.append(as_column(values_in_file, column, small.path, by_id=self.finds_by_id))
-            if moved._lineage:
-                columns += _inherited(rows, places, small, [part.name for part in moved._lineage])
-            table = pa.Table.from_arrays(columns, moved.arrow_schema.names)
-            yield places, as_table_types(table, moved.arrow_schema)
+            table = pa.Table.from_arrays(columns, self.arrow_schema.names)
+            yield places, as_table_types(table, self.arrow_schema)
 
     def present_rows(
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]
@@ -248,40 +231,30 @@ class DeltaTableSpec(TableSpec):
     @cached_property
     def _written(self) -> tuple[Column, ...]:
         """The columns of data files."""
-        if any(self._is_set(name) for name in _PARTITIONS_IN_FILES):
-            return self.columns
         return tuple(column for column in self.columns if column.name not in self.partition_columns)
 
     @cached_property
-    def _lineage(self) -> tuple[pa.Field, ...]:
-        """Columns of stable row ids and row commit versions."""
-        if not self.moves_rows or not self._is_set(_ROW_TRACKING):
-            return ()
-        return tuple(pa.field(self.properties_by_name[name], pa.int64()) for name in (_ROW_ID, _ROW_VERSION))
-
-    @cached_property
     def _indexed(self) -> tuple[Path, ...]:
-        return indexed([c for c in self._written if c.name not in self.partition_columns], self.properties_by_name)
+        return indexed(self._written, self.properties_by_name)
 
     def _is_set(self, name: str) -> bool:
         return self.properties_by_name.get(name, "false").lower() == "true"
 
-    def _check_columns(self, small: SmallFile, found: pa.Schema, moved: "DeltaTableSpec") -> None:
+    def _check_columns(self, small: SmallFile, found: pa.Schema) -> None:
         """Check that the file has the table's columns, by their physical names, which never change, and that their
         values are what the table's are.
 
-        :raises OtherColumnsError: it has others.
+        :raises UnreadableRowsError: it has others.
         """
         partitioning = {column.physical_name for column in self.partitioning}
-        hidden = partitioning | {part.name for part in moved._lineage}
-        if set(found.names) - hidden != {column.physical_name for column in self.columns} - partitioning:
-            raise OtherColumnsError(f"{small.path} has other columns than the table")
+        if set(found.names) - partitioning != {column.physical_name for column in self.columns} - partitioning:
+            raise UnreadableRowsError(f"{small.path} has other columns than the table")
         in_file = [column for column in self.columns if column.physical_name in found.names]
         check_calendar(small.path, found, (column.type for column in in_file))
         for column in in_file if self.finds_by_id else ():
             metadata = found.field(column.physical_name).metadata or {}
             if metadata.get(FIELD_ID) != column.physical_field.metadata[FIELD_ID]:
-                raise OtherColumnsError(f"{small.path} has another column of the name {column.physical_name}")
+                raise UnreadableRowsError(f"{small.path} has another column of the name {column.physical_name}")
 
 
 def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
@@ -291,20 +264,6 @@ def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:
         for column, part in zip(rows.columns, schema, strict=True)
     ]
     return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _inherited(rows: pa.Table, places: Ints, small: SmallFile, names: list[str]) -> list[pa.ChunkedArray]:
-    """Row ids and row commit versions: the stored ones, or else those that the file gives to its rows.
-
-    :param places: positions of the rows in the file.
-    """
-    first = small.first_row_id
-    ids = pa.nulls(len(rows), pa.int64()) if first is None else pa.array(places + first)
-    versions = pa.repeat(pa.scalar(small.sequence_number, pa.int64()), len(rows))
-    return [
-        pc.coalesce(rows.column(name), pa.chunked_array([values])) if name in rows.column_names else values
-        for name, values in zip(names, (ids, versions), strict=True)
-    ]
 
 
 def _bytes(text: str) -> int:

@@ -17,7 +17,7 @@ from pyspark.sql import functions as F
 from deltawriters.keyindex import IndexedFile
 from sink.spark import versions as spark_versions
 from sink.targets.base import LiveFile, TableChanges
-from sink.targets.iceberg.compaction import OWN
+from sink.targets.iceberg.compaction import COMPACTION
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 if TYPE_CHECKING:
@@ -60,7 +60,7 @@ class Changes:
             log.info("%s: others removed equality deletes", self._table.name)
             return None
         deletes = [*removed, *(file for s in foreign for file in self._table.elements(s.addedDeleteFiles(io)))]
-        own = sum(s.summary().get(OWN) is not None for s in foreign)
+        own = sum(s.summary().get(COMPACTION) is not None for s in foreign)
         counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
         shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
         shown += f": {len(added)} files added, {len(gone)} removed, {len(deletes)} delete files"

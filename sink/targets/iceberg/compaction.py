@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
-OWN = "rowdelta.compaction"
+COMPACTION = "rowdelta.compaction"
 """Key in the summary of a snapshot that Iceberg made for a compaction of this module."""
 _SMALL = 0.75
 """A file below this share of the target size is small (`SizeBasedFileRewritePlanner`)."""
@@ -97,7 +97,7 @@ class RewriteDataFiles:
 
 def _procedure(table: "IcebergTable") -> JavaObject:
     actions = table.iceberg.spark.actions.SparkActions.get(table.spark._jsparkSession)
-    return actions.rewriteDataFiles(table.java).snapshotProperty(OWN, "true")
+    return actions.rewriteDataFiles(table.java).snapshotProperty(COMPACTION, "true")
 
 
 def _compacted(table: "IcebergTable", result: JavaObject, started: float, scan_seconds: float) -> Compacted:

@@ -12,7 +12,7 @@ from sink.errors import TableError
 from sink.sources.source import Position
 from sink.targets.base import ROWS, SINK_ID
 from sink.targets.history import Commit, History, moved_by, shown_counts, shown_time
-from sink.targets.iceberg.compaction import OWN
+from sink.targets.iceberg.compaction import COMPACTION
 
 Metadata = Mapping[str, Any]
 
@@ -136,7 +136,7 @@ def _author(summary: Mapping[str, str]) -> str:
     sink_id = summary.get(SINK_ID)
     if sink_id is not None:
         return f"sink {sink_id}{moved_by(summary)}"
-    if OWN in summary:
+    if COMPACTION in summary:
         return "a sink, table compacted"
     program = " ".join(summary[name] for name in ("engine-name", "engine-version") if name in summary)
     app = summary.get("app-name") or summary.get("spark.app.id") or summary.get("app-id")

@@ -25,7 +25,7 @@ from pyiceberg.types import ListType, MapType, PrimitiveType
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
 from deltawriters.partitioning import as_table_types
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 
 NAME_MAPPING = "schema.name-mapping.default"
 _OTHER_FORMATS = (".orc", ".avro")
@@ -52,7 +52,7 @@ def present_rows(
     :param properties: the table's.
     """
     if file.path.endswith(_OTHER_FORMATS):
-        raise OtherColumnsError(f"{file.path} is no Parquet file")
+        raise UnreadableRowsError(f"{file.path} is no Parquet file")
     mapping = properties.get(NAME_MAPPING)
     stored, ids = Schema(), {field.field_id for field in wanted.fields}
 
@@ -62,7 +62,7 @@ def present_rows(
             names = parse_mapping_from_json(mapping) if mapping is not None else None
             found = pyarrow_to_schema(physical, names, downcast_ns_timestamp_to_us=True)
         except (ValueError, UnsupportedPyArrowTypeException) as error:
-            raise OtherColumnsError(f"{file.path} has columns that can't be read: {error}") from None
+            raise UnreadableRowsError(f"{file.path} has columns that can't be read: {error}") from None
         stored = Schema(*(field for field in found.fields if field.field_id in ids))
         return [field.name for field in stored.fields]
 
@@ -75,7 +75,7 @@ def present_rows(
             # text of more than 2 GB has several chunks, whatever is done to unite them
             found = [_projected(batch, wanted, stored, of_partition) for batch in rows.to_batches()]
         except ResolveError as error:
-            raise OtherColumnsError(f"{file.path} has other columns than the table: {error}") from None
+            raise UnreadableRowsError(f"{file.path} has other columns than the table: {error}") from None
         yield part, as_table_types(pa.Table.from_batches(found), types) if found else types.empty_table()
 
 

@@ -11,7 +11,7 @@ from deltawriters.collapse import Ints
 from deltawriters.parquet import all_rows
 from deltawriters.partitioning import as_table_types
 from deltawriters.rewrite import SmallFile, TouchedFile
-from deltawriters.table import OtherColumnsError
+from deltawriters.table import UnreadableRowsError
 
 ROW_ID = "_row_id"
 LAST_UPDATED = "_last_updated_sequence_number"
@@ -27,7 +27,7 @@ def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Sche
     :param columns: the table's columns.
     :param written: the same, or with the columns of the row lineage.
     :return: positions, and their rows in the columns of `written`.
-    :raises OtherColumnsError: the file has other columns than the table.
+    :raises UnreadableRowsError: the file has other columns than the table.
     """
     for places, rows in all_rows(io, small.path, lambda stored: _check_columns(small, stored, columns)):
         if ROW_ID in written.names:
@@ -65,10 +65,10 @@ def _check_columns(small: SmallFile, found: pa.Schema, columns: pa.Schema) -> No
     of them. The rewriter finds columns by name, as a cast finds the fields of structs. The schema id of the file's
     commit doesn't tell which schema the file was written with.
 
-    :raises OtherColumnsError: names or field ids differ.
+    :raises UnreadableRowsError: names or field ids differ.
     """
     if _names(field for field in found if field.name not in (ROW_ID, LAST_UPDATED)) != _names(columns):
-        raise OtherColumnsError(f"{small.path} has other columns than the table")
+        raise UnreadableRowsError(f"{small.path} has other columns than the table")
 
 
 def _names(fields: Iterable[pa.Field]) -> dict[str, Any]:
