@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.peers import changelogs
-from benchmarks.peers.cases import PEERS, SCALES, Changelog, Peer, Scale, refused
+from benchmarks.peers.cases import PEERS, SCALES, Changelog, Peer, Scale, refused, scale_of
 from benchmarks.peers.changelogs import Files, Mark
 from benchmarks.peers.writers import (
     FlinkWriter,
@@ -41,9 +41,10 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
     }
+    wanted = dict.fromkeys((changelog, scale_of(peer, changelog, scale)) for peer, changelog in cases)
     files = {
-        changelog: changelogs.write(changelog, scale, seed, work / "changelogs" / str(number))
-        for number, changelog in enumerate(dict.fromkeys(changelog for _, changelog in cases))
+        (changelog, of): changelogs.write(changelog, of, seed, work / "changelogs" / str(number))
+        for number, (changelog, of) in enumerate(wanted)
     }
     warehouse = work / "warehouse"
     with PythonProgram("benchmarks.peers.readers", work / "readers.log", str(warehouse)) as readers:
@@ -59,7 +60,7 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
 def _of_peer(
     peer: Peer,
     of: Sequence[Changelog],
-    files: dict[Changelog, Files],
+    files: dict[tuple[Changelog, Scale], Files],
     scale: Scale,
     warehouse: Path,
     work: Path,
@@ -77,7 +78,8 @@ def _of_peer(
                     writer = stack.enter_context(_writer(peer, warehouse, work, readers))
                     if scale.warm:
                         _warm_up(writer, peer, changelog, warehouse, work, readers)
-                yield figures | _of_case(writer, peer, changelog, files[changelog], scale, warehouse, work, readers)
+                of_case = files[changelog, scale_of(peer, changelog, scale)]
+                yield figures | _of_case(writer, peer, changelog, of_case, scale, warehouse, work, readers)
             except RefusedError as error:
                 yield figures | {"skipped": str(error)}
             except WriterError as error:

@@ -117,8 +117,9 @@ def _changelog(changelog: Changelog, cases: Sequence[Figures], images: Path) -> 
         return ""
     image = f"benchmarks-{changelog.shape}-{changelog.partitioning}.png"
     _plot(measured, images / image)
-    batches = [mark["batch"] for mark in measured[0]["marks"]]
-    after = ", ".join(map(str, batches))
+    longest = max(measured, key=lambda figures: len(figures["seconds"]))
+    most = len(longest["seconds"])
+    after = ", ".join(str(mark["batch"]) for mark in longest["marks"])
     return "\n".join(
         [
             f"## {changelog.name[0].upper()}{changelog.name[1:]}\n",
@@ -126,23 +127,30 @@ def _changelog(changelog: Changelog, cases: Sequence[Figures], images: Path) -> 
             "| peer | seconds a micro-batch: median, p99 | rows/s | CPU ms per 1,000 rows | bytes a change: table, all "
             "| memory, MB | machine |",
             "|---|---|---:|---:|---|---:|---:|",
-            *(_writes(figures, _best_machine(measured)) for figures in measured),
+            *(_writes(figures, _best_machine(measured), most) for figures in measured),
             "",
             f"Readers, after {after} micro-batches, in seconds:\n",
             "| peer | Spark: scan | look-up | DuckDB: scan | look-up |",
             "|---|---|---|---|---|",
-            *(_reads(figures) for figures in measured),
+            *(_reads(figures, most) for figures in measured),
             "",
         ]
     )
 
 
-def _writes(figures: Figures, best: float) -> str:
+def _name(figures: Figures, most: int) -> str:
+    """The peer, with its number of micro-batches if others have more."""
+    count = len(figures["seconds"])
+    return f"{figures['peer']}{f' ({count} micro-batches)' if count < most else ''}"
+
+
+def _writes(figures: Figures, best: float, most: int) -> str:
     changes = figures["changes"]
+    name = _name(figures, most)
     equal = "" if figures["equal"] else " **differs from the source**"
     busy = statistics.median(figures["machine_seconds"]) / best
     return (
-        f"| {figures['peer']}{equal} | {statistics.median(figures['seconds']):.2f}, {_p99(figures):.2f} "
+        f"| {name}{equal} | {statistics.median(figures['seconds']):.2f}, {_p99(figures):.2f} "
         f"| {changes / sum(figures['seconds']):,.0f} | {figures['cpu_seconds'] / changes * 1e6:,.0f} "
         f"| {figures['table_bytes'] / changes:,.0f}, {figures['written_bytes'] / changes:,.0f} "
         f"| {figures['memory_bytes'] / 1e6:,.0f} | {busy:.1f} |"
@@ -155,13 +163,13 @@ def _p99(figures: Figures) -> float:
     return float(seconds[min(len(seconds) - 1, round(0.99 * len(seconds)))])
 
 
-def _reads(figures: Figures) -> str:
+def _reads(figures: Figures, most: int) -> str:
     cells = [
         ", ".join(_read(mark[reader], query) for mark in figures["marks"])
         for reader in ("spark", "duckdb")
         for query in ("scan", "point")
     ]
-    return f"| {figures['peer']} | {' | '.join(cells)} |"
+    return f"| {_name(figures, most)} | {' | '.join(cells)} |"
 
 
 def _read(found: Figures, query: str) -> str:
@@ -203,6 +211,7 @@ def _losses(cases: Sequence[Figures]) -> str:
                     other
                     for other in of
                     if other["program"] != "rowdelta"
+                    and len(other["seconds"]) == len(ours["seconds"])
                     and (other["format"] == "delta") == (ours["format"] == "delta")
                     and figure(other) < _BETTER * figure(ours)
                     and (unit != "s" or _alike(ours, other))
@@ -220,8 +229,8 @@ def _losses(cases: Sequence[Figures]) -> str:
         [
             "## Where we lose\n",
             "Every figure in which another peer is more than 10 % better than rowdelta's default, `deletes: position`, "
-            "on the same kind of table. Of Iceberg's tables all versions are compared. Seconds are compared only where "
-            f"the machine was alike: within a factor of {_BUSY}.\n",
+            "on the same kind of table, after as many micro-batches. Of Iceberg's tables all versions are compared. "
+            f"Seconds are compared only where the machine was alike: within a factor of {_BUSY}.\n",
             "| changelog | rowdelta | figure | rowdelta's | better |",
             "|---|---|---|---:|---|",
             *rows,

@@ -11,7 +11,7 @@ import pyarrow.parquet as pq
 import pytest
 
 from benchmarks.peers import changelogs, measure, report
-from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES, Changelog, Scale, refused
+from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES, Changelog, Scale, refused, scale_of
 from benchmarks.processes import cpu_seconds, memory_bytes, tree
 
 SMALL = Scale(rows=500, events=100, marks=(1, 3))
@@ -136,6 +136,11 @@ def test_delta_lake_has_no_buckets() -> None:
     reasons = {(peer.format, of.partitioning) for peer in PEERS for of in CHANGELOGS if refused(peer, of)}
     assert reasons == {("delta", "bucket")}
     assert all(scale.marks for scale in SCALES.values())
+    small = SCALES["small"]
+    shorter = {(peer.name, of) for peer in PEERS for of in CHANGELOGS if scale_of(peer, of, small) != small}
+    slow = ("rowdelta v2 equality", "rowdelta v3 equality", "Flink v2 upsert")
+    assert shorter == {(name, of) for name in slow for of in CHANGELOGS[1:]}
+    assert all(scale_of(peer, of, SCALES["tiny"]) == SCALES["tiny"] for peer in PEERS for of in CHANGELOGS)
 
 
 def test_a_process_is_weighed_with_what_came_of_it(tmp_path: Path) -> None:
