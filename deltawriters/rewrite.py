@@ -260,8 +260,8 @@ class Rewriter:
         except BaseException:
             data.abort()
             self._factory.delete_all()
-            with suppress(OSError):  # the index's clean-up finds them later, and the first error says what to do
-                for run in self._runs:
+            for run in self._runs:
+                with suppress(OSError):  # the index's clean-up finds it later, and the first error says what to do
                     self._index.io.delete(f"{self._index.location}/{run.name}")
             raise
         paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]

@@ -170,7 +170,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         with interrupts.raised():
             code = int(args.command(args))
-            sys.stdout.flush()
+            print(end="", flush=True)  # or an error of the output would come when nobody handles it
             return code
     except RowdeltaError as error:
         _report(error)
@@ -186,7 +186,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
             log.exception("an unexpected error; please report it")
         else:
             print(printable(traceback.format_exc().rstrip()), file=sys.stderr)
-            print(f"rowdelta: {_BUG}", file=sys.stderr)
+            if not isinstance(error, OSError):  # such as a full disk
+                print(f"rowdelta: {_BUG}", file=sys.stderr)
         return RowdeltaError.exit_code
 
 

@@ -34,7 +34,8 @@ TOMBSTONE = np.uint32(0xFFFFFFFF)
 """Value of `file` for a deleted key: it has the flag `SUPERSEDES` and no row. It uses up the file number 2^31 - 1."""
 
 RUN_ENTRIES = 4_000_000
-"""A task holds this many entries (24 bytes each) before it writes a run. So runs have about this many at most."""
+"""What builds or merges runs, and rewrites, hold this many entries (24 bytes each) before they write a run. A task of a
+micro-batch writes one run of all its keys."""
 _FILES = b"files"
 _CHUNK = 16 << 20
 """A remote run is read in parts of this many bytes, each by a request of its own."""

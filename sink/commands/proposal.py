@@ -3,6 +3,7 @@ what was left out.
 """
 
 import re
+import shlex
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -279,8 +280,8 @@ def _comments(place: Place, others: Sequence[Found], left: Sequence[LeftOut]) ->
         option = "--topics" if place.type == "kafka" else "--files"
         yield f"# Other formats. A configuration has one: run rowdelta init again with {option} and --output for these."
         for name, sources in formats.items():
-            chosen = _quoted("|".join(map(re.escape, sources))) if place.type == "kafka" else ", ".join(sources)
-            yield f"#   {name}: {option} {chosen}"
+            wanted = ["|".join(map(re.escape, sources))] if place.type == "kafka" else sources
+            yield from (f"#   {name}: {option} {shlex.quote(each)}" for each in wanted)
     kept = [each for each in left if not each.internal and each.asked_for]
     if kept:
         yield ""

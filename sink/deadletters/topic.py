@@ -30,7 +30,11 @@ HEADERS = {
 
 _TIMEOUT_SECONDS = 30
 _BYTES = "org.apache.kafka.common.serialization.ByteArraySerializer"
-_LIMITS = {"kafka.max.request.size": str(2**31 - 1), "kafka.transaction.timeout.ms": str(10 * 60_000)}
+_LIMITS = {
+    "kafka.max.request.size": str(2**31 - 1),
+    "kafka.buffer.memory": str(128 * 1024 * 1024),
+    "kafka.transaction.timeout.ms": str(5 * 60_000),
+}
 """Producer's options, unless the configuration has others. By default it takes no message of more than 1 MB, and a
 letter is larger than its record. All letters of a commit are one transaction, which by default may take a minute."""
 
@@ -67,7 +71,8 @@ class DeadLetterTopic:
             raise TemporaryError(
                 f"dead-letter topic {self.name} at {self.servers} did not take the bad records; they are in the "
                 "dead-letter table, and the next run sends them. Does the topic exist, may the sink write to it, in "
-                "transactions, and does its max.message.bytes leave room for a record with its headers? "
+                "transactions, does its max.message.bytes leave room for a record with its headers, and does the "
+                "broker allow kafka.transaction.timeout.ms (five minutes, unless sink.dead_letter_options say otherwise)? "
                 f"{_cause(error)}"
             ) from None
 

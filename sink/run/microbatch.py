@@ -7,7 +7,7 @@ import json
 import logging
 import time
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
 from functools import partial
@@ -23,7 +23,7 @@ from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
-from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TopicGrewError
+from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TemporaryError, TopicGrewError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
@@ -855,7 +855,7 @@ class TableSink:
 
     def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
-            # a property is refused by its name, so only new names need a check
+            # a property is refused by its name (Iceberg); one of Delta Lake with another value is another layout
             self.table.check_writable(appends=self._appends, copies=self.plan.section.copies)
 
     def _replan_if_altered(self) -> None:
@@ -979,8 +979,10 @@ class TableSink:
             self._warn_of(key)
         self._key = key
         if not self._spread_known and may_spread(key, stated, section):
-            self._spread_known = True
-            count = self._source.partitions(section.source)
+            count = 1
+            with suppress(TemporaryError):  # then the next micro-batch asks
+                count = self._source.partitions(section.source)
+                self._spread_known = True
             if count > 1:
                 log.warning(
                     "%s: messages of one row may be in several of the %d partitions of %s, since its messages have no "

@@ -2,8 +2,8 @@
 
 import functools
 import logging
-from collections.abc import Collection, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager, suppress
 from typing import Any
 
 from py4j.java_gateway import JavaObject
@@ -102,15 +102,10 @@ class HadoopFolder:
 
     def delete(self, paths: Collection[str]) -> None:
         found = [self._path(f"{self.location}/{path}") for path in paths]
-        try:
-            self._delete(found)
-        except JAVA_ERRORS as error:
-            log.warning("%s: files of the key index could not be deleted: %s", self.location, java_message(error))
-
-    def _delete(self, found: Sequence[JavaObject]) -> None:
         if self._bulk is None:
             for path in found:
-                self._files.delete(path, False)
+                with self._logged():
+                    self._files.delete(path, False)
             return
         # An object store deletes many files by one request. By `delete` each takes three or four: is it there, is it a
         # folder, and is its folder still one?
@@ -119,6 +114,14 @@ class HadoopFolder:
             page = self._list()
             for path in found[start : start + size]:
                 page.add(path)
-            failed = self._bulk.bulkDelete(page)
-            if not failed.isEmpty():
-                log.warning("%s: %s files of the key index could not be deleted", self.location, failed.size())
+            with self._logged():
+                failed = self._bulk.bulkDelete(page)
+                if not failed.isEmpty():
+                    log.warning("%s: %s files of the key index could not be deleted", self.location, failed.size())
+
+    @contextmanager
+    def _logged(self) -> Iterator[None]:
+        try:
+            yield
+        except JAVA_ERRORS as error:
+            log.warning("%s: files of the key index could not be deleted: %s", self.location, java_message(error))

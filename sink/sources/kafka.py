@@ -156,7 +156,7 @@ class KafkaSource(Topics):
                 found = admin.ids(list(self._ids))
                 self._newer_ids = {topic: number for topic, number in found.items() if number != self._ids[topic]}
         number = self._newer_ids.get(table.source)
-        if number is None:
+        if number is None or number == self._ids[table.source]:
             return
         if not any(int(offset) for offset in position.values()):
             self._ids = {**self._ids, table.source: number}

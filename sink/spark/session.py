@@ -362,8 +362,8 @@ def _for_command_line(options: Mapping[str, str]) -> SparkConf:
         if has_secret and name.startswith(tuple(needed)):
             log.warning(
                 "spark: %s has a secret, and Spark's launcher needs it on the JVM's command line, which others on this "
-                "machine can read. Put it into the environment (JDK_JAVA_OPTIONS) or a file (spark.jars.ivySettings), "
-                "or the jars onto a local disk",
+                "machine can read. Put it into a file (JDK_JAVA_OPTIONS=@/path/to/file for options of the JVM, "
+                "spark.jars.ivySettings for repositories), or the jars onto a local disk",
                 name,
             )
     return conf

@@ -346,13 +346,17 @@ def test_an_error_before_the_commit_leaves_no_files(
     changes = Changes(job)
     changes.write(EVERY)
 
+    refused: list[object] = []
+
     def fails(*_: object) -> None:
+        refused.append(error)
         raise error
 
     with merging_soon(EVERY), monkeypatch.context() as patch:
         patch.setattr(IcebergCommitter, "rewrite", fails)
         with suppress(TemporaryError):
             job.run()
+    assert refused
     changes.write(1)
     job.run()
     assert job.rows() == changes.expected()

@@ -577,19 +577,28 @@ def test_a_reader_of_the_output_that_has_gone(tmp_path: Path) -> None:
     assert (done.returncode, done.stderr) == (141, "")
 
 
+def test_an_output_that_was_closed_before(tmp_path: Path) -> None:
+    line = " ".join(command("packages", write_config(tmp_path)))
+    done = subprocess.run(["sh", "-c", f"{line} >&-"], stderr=subprocess.PIPE, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 def test_an_unexpected_error_says_what_to_do(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """Also one that looks as if the output were gone."""
+    errors: list[Exception] = [KeyError("x"), BrokenPipeError("of a service")]
 
     def fails(_: object) -> str:
-        raise BrokenPipeError("of a service")
+        raise errors[0]
 
     monkeypatch.setattr("sink.spark.session.packages", fails)
     assert cli.main(["packages", str(write_config(tmp_path))]) == 1
     *_, error, advice = capsys.readouterr().err.splitlines()
-    assert error == "  BrokenPipeError: of a service"
+    assert error == "  KeyError: 'x'"
     assert advice.startswith("rowdelta: this is a mistake in rowdelta. Each table is as its last commit left it")
+    del errors[0]
+    assert cli.main(["packages", str(write_config(tmp_path))]) == 1  # nor is it the output that has gone
+    assert capsys.readouterr().err.splitlines()[-1] == "  BrokenPipeError: of a service"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

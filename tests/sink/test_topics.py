@@ -4,13 +4,16 @@
 """
 
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import pytest
 
-from sink.config import TableSection
+from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
+from sink.sources.kafka import KafkaSource
 from sink.sources.topics import Admin, Offsets, Topics
 
 TABLE = TableSection.model_validate(
@@ -115,3 +118,26 @@ def test_check_of_a_new_topic_of_a_pattern() -> None:
     assert Cluster(20, 100, startingOffsets="soon").check([(TABLE, None)], ["t"]) == [
         "topic t: 1 partitions, 80 messages"
     ]
+
+
+def test_a_topic_that_is_created_again_while_the_sink_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    config = Config.model_validate(
+        {
+            "sink": {"id": "shop", "checkpoint": "state"},
+            "source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "nowhere"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "warehouse"}},
+            "tables": [TABLE.model_dump(exclude_unset=True)],
+        }
+    )
+    source, ids = KafkaSource(Mock(), config), {"t": "second"}
+    monkeypatch.setattr(source, "_admin", lambda: nullcontext(SimpleNamespace(ids=lambda _: dict(ids))))
+    source._ids = {"t": "first"}
+    source._check_id(TABLE, {"0": 3})  # it asks once per interval only
+    source._looked_at = float("-inf")
+    source._check_id(TABLE, {"0": 0})  # the position has passed no message of the first one
+    assert source.identity("t") == "second"
+    source._check_id(TABLE, {"0": 3})
+    ids["t"] = "third"
+    source._looked_at = float("-inf")
+    with pytest.raises(TableError, match="topic t was deleted and created again while the sink ran"):
+        source._check_id(TABLE, {"0": 3})
