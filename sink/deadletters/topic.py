@@ -72,7 +72,7 @@ class DeadLetterTopic:
                 f"dead-letter topic {self.name} at {self.servers} did not take the bad records; they are in the "
                 "dead-letter table, and the next run sends them. Does the topic exist, may the sink write to it, in "
                 "transactions, does its max.message.bytes leave room for a record with its headers, and does the "
-                "broker allow kafka.transaction.timeout.ms (five minutes, unless sink.dead_letter_options say otherwise)? "
+                "broker allow kafka.transaction.timeout.ms (five minutes, unless dead_letter_options say otherwise)? "
                 f"{_cause(error)}"
             ) from None
 
