@@ -717,6 +717,10 @@ class Target(TableState):
         them fails.
         """
 
+    def current_frame(self, snapshot_id: int) -> "DataFrame":
+        """The table's rows in its newest state, with the columns that it has now: it may have been altered since."""
+        return self.frame_at(snapshot_id)
+
     @abstractmethod
     def history(self, prefix: str) -> "History":
         """The table's commits.

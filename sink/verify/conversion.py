@@ -82,6 +82,7 @@ class Conversion:
     :param table: the table's value -> value.
     :param may_misfit: whether `source` may make null of something else.
     :param table_may_misfit: whether `table` may.
+    :param as_null: texts of selected values, in capitals, that mean null.
     """
 
     dtype: T.DataType
@@ -89,6 +90,7 @@ class Conversion:
     table: Function = lambda column: column
     may_misfit: bool = False
     table_may_misfit: bool = False
+    as_null: tuple[str, ...] = ()
 
 
 def conversion(selected: Selected, dtype: T.DataType) -> Conversion | None:
@@ -186,7 +188,7 @@ def _number(selected: Selected, dtype: T.NumericType) -> Conversion:
         whole = cast(F.regexp_replace(column.cast("string"), r"\.0*$", ""))
         return F.when(digits <= scale, whole)
 
-    return Conversion(dtype, exact, may_misfit=True)
+    return Conversion(dtype, exact, may_misfit=True, as_null=("NAN",) if selected.kind is Kind.DECIMAL else ())
 
 
 def _day_or_time(selected: Selected, dtype: T.DataType) -> Conversion | None:
@@ -298,8 +300,8 @@ def _lpad(column: Column, length: Column) -> Column:
 
 
 def _numeric(column: Column) -> Column:
-    """Debezium has null for a NaN of Postgres' numeric."""
-    return F.when(column != "NaN", column)
+    """Debezium has null for a NaN of Postgres' numeric, or (`decimal.handling.mode: string`) the text NAN."""
+    return F.when(F.upper(column) != "NAN", column)
 
 
 def _signed(column: Column) -> Column:

@@ -283,9 +283,8 @@ class Rounds:
             columns: list[Column] = []
             for n, column in enumerate(self._compared):
                 raw = F.col(quoted(column.field))
-                columns += _canonical(
-                    n, raw, column.conversion.source(raw), column.conversion.dtype, column.conversion.may_misfit
-                )
+                made = column.conversion
+                columns += _canonical(n, raw, made.source(raw), made.dtype, made.may_misfit, made.as_null)
             rows = hashed(reading.frame.select(*columns), self._layout, with_values=scope is not None)
             if scope is not None:
                 rows = _joined(rows, scope, self._layout, "left_semi")
@@ -296,7 +295,7 @@ class Rounds:
 
     def _read_table(self, scope: DataFrame | None) -> DataFrame:
         snapshot = self._target.snapshot_id()
-        frame = self._target.frame(self._spark).limit(0) if snapshot is None else self._target.frame_at(snapshot)
+        frame = self._target.frame(self._spark).limit(0) if snapshot is None else self._target.current_frame(snapshot)
         if scope is None:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state
@@ -444,11 +443,20 @@ def _is_text_same(selected: Selected, made: Conversion) -> bool:
     return isinstance(made.dtype, T.StringType)
 
 
-def _canonical(number: int, raw: Column, converted: Column, dtype: T.DataType, may_misfit: bool) -> list[Column]:
-    """The columns of a canonical frame for one compared column (`sink.verify.canonical`)."""
+def _canonical(
+    number: int, raw: Column, converted: Column, dtype: T.DataType, may_misfit: bool, as_null: Sequence[str] = ()
+) -> list[Column]:
+    """The columns of a canonical frame for one compared column (`sink.verify.canonical`).
+
+    :param as_null: texts of raw values, in capitals, that mean null.
+    """
     columns = [comparable(converted, dtype)[0].alias(value(number))]
     if may_misfit:
-        columns.append(F.when(raw.isNotNull() & converted.isNull(), raw.cast("string")).alias(misfit(number)))
+        text = raw.cast("string")
+        is_lost = raw.isNotNull() & converted.isNull()
+        if as_null:
+            is_lost &= ~F.upper(text).isin(*as_null)
+        columns.append(F.when(is_lost, text).alias(misfit(number)))
     return columns
 
 

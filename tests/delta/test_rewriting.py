@@ -142,6 +142,17 @@ def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: 
         only_sink(job).table.remove_orphans(timedelta(days=3))
 
 
+@pytest.mark.parametrize("name", ["v1.metadata.json", "version-hint.text"])
+def test_orphans_stay_if_an_iceberg_table_has_the_same_root(spark: SparkSession, tmp_path: Path, name: str) -> None:
+    job = DeltaJob(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    (job.table_folder / "metadata").mkdir()
+    (job.table_folder / "metadata" / name).touch()
+    with pytest.raises(TableError, match=r"another table at .*/metadata, whose files VACUUM would delete"):
+        only_sink(job).table.remove_orphans(timedelta(days=3))
+
+
 @pytest.mark.parametrize("moves", ["rewrite", "minor compaction"])
 def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path, moves: str) -> None:
     """After a clean-up of the log. They are in the table's state that has the position, so it was not taken back."""

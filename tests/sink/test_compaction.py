@@ -7,6 +7,9 @@ from typing import Literal
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.targets.iceberg.compaction import RewriteDataFiles
+from sink.targets.iceberg.table import IcebergTable
+from tests.rewrites import only_sink
 from tests.sink.harness import Changes, Job
 
 pytestmark = pytest.mark.spark
@@ -54,11 +57,14 @@ def test_after_so_many_commits(
     assert "commits by others" not in caplog.text
     assert ("1 compactions of its own: " in caplog.text) == (deletes == "position")
     assert caplog.text.count(f"{job.target}: compacting after {EVERY} commits") == 2
+    stays = int(deletes == "equality")  # where there are equality deletes one file stays
     assert f"{job.target}: compacted {EVERY + 1} data files into 1 and removed " in caplog.text
     # In tables that never had partitions Iceberg (1.11) drops some deletes without effect, and keeps others for a
     # while. A reader opens those that may apply: position deletes are written in the commit before at the latest.
-    ((_, deletes_read),) = job.planned_files()
-    assert len(deletes_read) <= (1 if deletes == "position" and version == 2 else 0)
+    planned = job.planned_files()
+    assert len(planned) == 1 + stays
+    if deletes == "position":
+        assert len(planned[0][1]) <= (1 if version == 2 else 0)
     assert job.rows() == changes.expected()
     changes.write(2)
     job.run()
@@ -67,6 +73,36 @@ def test_after_so_many_commits(
     if deletes == "position":
         job.check_deletes()
         assert job.check_index() is not None
+
+
+@pytest.mark.parametrize("partition_by", [(), ("region",)])
+def test_deletes_that_come_while_all_files_are_compacted(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, partition_by: tuple[str, ...]
+) -> None:
+    """Iceberg drops delete files that are older than all data files that it leaves alone."""
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "2"}, partition_by=partition_by)
+    job.deletes = "equality"
+    for key in range(6):
+        job.write([("+I", {"id": key, "region": "eu"})])
+    job.write([("-D", {"id": 0, "region": "eu"})])
+    job.run()
+    table = only_sink(job).newest_table()
+    assert isinstance(table, IcebergTable)
+    compaction = RewriteDataFiles(table, 1)
+    since_last = compaction._since_last
+
+    def meanwhile() -> int:
+        found = since_last()
+        job.write([("-D", {"id": 1, "region": "eu"}), ("-D", {"id": 4, "region": "eu"})])
+        job.write([("+I", {"id": 9, "region": "us"})])
+        job.run()
+        return found
+
+    monkeypatch.setattr(compaction, "_since_last", meanwhile)
+    done = compaction.after_commit()
+    assert done is not None
+    assert done.touched > 2
+    assert [row["id"] for row in job.rows()] == [2, 3, 5, 9]
 
 
 def test_deletes_that_reach_into_all_partitions_stay(spark: SparkSession, tmp_path: Path) -> None:

@@ -24,6 +24,7 @@ from sink.run.keyreading import read_keys
 from sink.run.spark_engine import HadoopFolder
 from sink.run.written import Written
 from sink.spark import deletes as delete_tasks
+from sink.spark import versions as spark_versions
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import position_deletes
 from sink.targets.iceberg import uniting as iceberg_uniting
@@ -596,3 +597,27 @@ def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] 
     folder = HadoopFolder(table, str(location), properties or {})
     engine: Any = SimpleNamespace(index_folder=lambda: folder, read_keys=functools.partial(read_keys, table))
     return KeyIndex(table, plan, engine)
+
+
+@pytest.mark.versions
+@pytest.mark.parametrize("takes_tasks", [True, False])
+def test_a_key_that_was_altered_since_the_last_commit(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_tasks: bool
+) -> None:
+    """The keys of all files are read again, and have the new type and name. In Spark 4.1 they are read at a
+    snapshot, which has the columns of its time.
+
+    :param takes_tasks: whether Spark's version is one that reads some files of a table.
+    """
+    if not takes_tasks:
+        minor = ".".join(spark_versions.installed().full.split(".")[:2])
+        monkeypatch.setitem(spark_versions.KNOWN, minor, replace(spark_versions.KNOWN[minor], reads_scan_tasks=False))
+    job = Job(spark, tmp_path, columns={"id": "int", "region": "string"}, file_format="json")
+    job.write([("+I", {"id": n, "region": "eu"}) for n in range(20)])
+    job.run()
+    spark.sql(f"ALTER TABLE {job.target} ALTER COLUMN id TYPE bigint")
+    spark.sql(f"ALTER TABLE {job.target} RENAME COLUMN id TO number")
+    job.columns, job.key = {"number": "bigint", "region": "string"}, ("number",)
+    job.write([("+U", {"number": n, "region": "us"}) for n in range(5)])
+    job.run()
+    assert [(row["number"], row["region"]) for row in job.rows()] == [(n, "us" if n < 5 else "eu") for n in range(20)]

@@ -215,6 +215,25 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
         list(verify(spark, job.config(), ["items"], 1, 30))
 
 
+def test_a_table_that_was_altered_since_its_last_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """A read at a snapshot has the columns of that time."""
+    truth = f"lake.{Path(tmp_path).name.replace('-', '_')}.truth"
+    job = Job(
+        spark, tmp_path, columns={"id": "int", "name": "string"}, file_format="json",
+        table={"verify": {"spark_table": truth}},
+    )  # fmt: skip
+    rows = [{"id": n, "name": f"n{n}"} for n in range(5)]
+    spark.createDataFrame([(row["id"], row["name"], None) for row in rows], "id int, name string, more string").writeTo(
+        truth
+    ).create()
+    job.write([("+I", row) for row in rows])
+    job.run()
+    spark.sql(f"ALTER TABLE {job.target} ALTER COLUMN id TYPE bigint")
+    spark.sql(f"ALTER TABLE {job.target} ADD COLUMN more string")
+    job.columns = {"id": "bigint", "name": "string", "more": "string"}
+    assert verified(job)[0] == f"{job.target} against {truth}: EQUAL"
+
+
 def test_nothing_to_compare_is_no_equality(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -25,7 +25,7 @@ from sink.verify import rounds
 from sink.verify.canonical import comparable
 from sink.verify.conversion import Kind, Selected, conversion
 from sink.verify.database import connection_properties
-from sink.verify.rounds import Outcome, Patience, Rounds
+from sink.verify.rounds import Outcome, Patience, Rounds, _canonical
 from sink.verify.source import Delivered, Keys, Reading
 from sink.verify.topic import Changes
 from tests.sink.harness import Job
@@ -85,6 +85,20 @@ def test_a_value_that_the_column_cannot_hold_does_not_fit(spark: SparkSession) -
         assert made.may_misfit
     (row,) = spark.range(1).select(*columns).collect()
     assert [value for value, found, wanted in zip(VALUES, row, expected, strict=True) if found != wanted] == []
+
+
+@pytest.mark.parametrize(("kind", "is_lost"), [(Kind.DECIMAL, False), (Kind.TEXT, True)])
+@pytest.mark.parametrize("text", ["NaN", "NAN"])
+def test_a_numeric_that_is_no_number_is_null(spark: SparkSession, kind: Kind, text: str, is_lost: bool) -> None:
+    """Debezium sends null for it. A text that is no number is none of the column's values."""
+    dtype = parse_ddl("decimal(12,2)")
+    made = conversion(Selected("", kind), dtype)
+    assert made is not None
+    raw = F.lit(text)
+    columns = _canonical(0, raw, made.source(raw), dtype, made.may_misfit, made.as_null)
+    (row,) = spark.range(1).select(*columns).collect()
+    assert row[0] is None
+    assert row[1] == (text if is_lost else None)
 
 
 def test_the_order_in_a_map_does_not_count_wherever_the_map_is(spark: SparkSession) -> None:

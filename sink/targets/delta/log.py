@@ -762,10 +762,15 @@ class DeltaLog:
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
 
     def table_inside(self) -> str | None:
-        """A folder in the table's folder that seems to be another table's, if there is one."""
+        """A folder in the table's folder that seems to be another table's, if there is one. An Iceberg table may have
+        the same root, as XTable and Iceberg's `snapshotDeltaLakeTable` make it.
+        """
         with self.translated():
-            pattern = self._path(f"{in_pattern(self.path)}/{{*,*/*,*/*/*}}/{{_delta_log,metadata}}")
-            found = pattern.getFileSystem(self._hadoop).globStatus(pattern)
+            root = in_pattern(self.path)
+            own_place = self._path(f"{root}/metadata/{{*.metadata.json,version-hint.text}}")
+            below = self._path(f"{root}/{{*,*/*,*/*/*}}/{{_delta_log,metadata}}")
+            files = below.getFileSystem(self._hadoop)
+            found = [*(files.globStatus(own_place) or ()), *(files.globStatus(below) or ())]
             return str(found[0].getPath().getParent().toString()) if found else None
 
     def kept_after_deletion(self) -> timedelta:

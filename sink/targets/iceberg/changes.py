@@ -145,7 +145,7 @@ def rows_of(
     if not spark_versions.installed().known.reads_scan_tasks:
         current = table.current_snapshot()
         assert current is not None, "there are files"
-        frame = table.frame_at(current.snapshot_id, "*, _file, _pos")
+        frame = table.with_current_columns(table.frame_at(current.snapshot_id, "*, _file, _pos"), current.snapshot_id)
         if current.summary.get("total-data-files") != str(len(set(paths))):
             frame = frame.where(F.col("_file").isin(paths))
         yield frame, F.col("_file"), F.col("_pos"), paths

@@ -55,9 +55,13 @@ class RewriteDataFiles:
             self._commits = self._since_last()
             if self._commits < self._every:
                 return None
+            most = self._most_files()
+            if most == 0:
+                self._commits = 0
+                return None
             scan_seconds = time.monotonic() - started
             log.info("%s: compacting after %d commits", self._table.name, self._commits)
-            result = self._rewrite()
+            result = self._rewrite(most)
             self._table.look()
         except JAVA_ERRORS as error:
             log.warning(
@@ -85,9 +89,18 @@ class RewriteDataFiles:
             snapshot = None if parent is None else table.snapshot(parent)
         return count
 
-    def _rewrite(self) -> JavaObject:
+    def _most_files(self) -> int | None:
+        """How many files may be rewritten. One of them stays if there are equality deletes: see `compacted`."""
+        summary = self._table.java.currentSnapshot().summary()
+        if int(summary.get("total-equality-deletes") or 0) == 0:
+            return None
+        return int(self._table.current_scans().size()) - 1
+
+    def _rewrite(self, most: int | None) -> JavaObject:
         # a large file with this many delete files is read as slowly as the same number of small files
         rewrite = _procedure(self._table).option("delete-file-threshold", str(self._every))
+        if most is not None:
+            rewrite = rewrite.option("max-files-to-rewrite", str(most))
         # Iceberg compares a delete only with data files of the same spec and partition. It would drop deletes that
         # apply to other files too, and so bring deleted rows back.
         if not self._table.has_global_deletes():

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind_columns import quoted
@@ -747,6 +748,32 @@ class IcebergTable(IcebergState, Target):
     def frame_at(self, snapshot_id: int, columns: str = "*") -> DataFrame:
         # not Iceberg's option snapshot-id, which Spark 4.1 refuses
         return self.spark.sql(f"SELECT {columns} FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
+
+    def current_frame(self, snapshot_id: int) -> DataFrame:
+        return self.with_current_columns(self.frame_at(snapshot_id), snapshot_id)
+
+    def with_current_columns(self, frame: DataFrame, snapshot_id: int) -> DataFrame:
+        """Rows of a snapshot with the columns, names and types that the table has now. A read at a snapshot has those
+        of that time (`SnapshotUtil.schemaFor`), and an ALTER makes no snapshot.
+
+        :param frame: what `frame_at` returns. Columns that aren't the table's stay, behind the others.
+        """
+        now, number = self.java.schema(), self.java.snapshot(snapshot_id).schemaId()
+        if number is None or int(number) == int(now.schemaId()):
+            return frame
+        earlier = {
+            int(field.fieldId()): str(field.name())
+            for field in self.elements(self.java.schemas().get(number).columns())
+        }
+        columns = []
+        for field, column in zip(self.elements(now.columns()), self.columns(), strict=True):
+            name = earlier.get(int(field.fieldId()))
+            values = F.lit(None) if name is None else F.col(quoted(name))
+            if name is None or frame.schema[name].dataType != column.type:
+                values = values.cast(column.type)
+            columns.append(values.alias(column.name))
+        others = [name for name in frame.columns if name not in earlier.values()]
+        return frame.select(*columns, *map(quoted, others))
 
     def history(self, prefix: str) -> IcebergHistory:
         sink_id = prefix.removeprefix("rowdelta.")
