@@ -120,13 +120,17 @@ def refused(peer: Peer, changelog: Changelog) -> str:
 
 
 def scale_of(peer: Peer, changelog: Changelog, scale: Scale) -> Scale:
-    """The scale without its last mark if a scan takes minutes by then, since nobody compacts the peer's equality
-    deletes. The first changelog has this mark, and shows how many minutes.
+    """The scale without marks for which there are no rows left to delete, and without the last one if a scan takes
+    minutes by then, since nobody compacts the peer's equality deletes. The first changelog has it, and shows how many.
     """
+    shape = SHAPES[changelog.shape]
+    inserts = 1 - shape.updates - shape.deletes
+    lost = round((shape.deletes - inserts) * scale.events)
+    marks = tuple(mark for mark in scale.marks if scale.rows - mark * lost >= scale.events)
     is_slow = peer.deletes == "equality" or (peer.program == "flink" and not peer.maintenance)
-    if not is_slow or changelog == CHANGELOGS[0] or scale.marks[-1] < _MANY:
-        return scale
-    return replace(scale, marks=scale.marks[:-1])
+    if is_slow and changelog != CHANGELOGS[0] and marks[-1] >= _MANY:
+        marks = marks[:-1]
+    return replace(scale, marks=marks)
 
 
 def shape_of(changelog: Changelog, scale: Scale) -> Shape:

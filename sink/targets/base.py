@@ -35,6 +35,9 @@ if TYPE_CHECKING:
     from sink.targets.history import History
     from sink.targets.retries import Retries
 
+_CLOCK_SECONDS = 86400
+"""Clocks of two machines differ by less, unless one of them is wrong."""
+
 
 def property_prefix(config: "Config") -> str:
     """Prefix of the properties that hold the sink's state."""
@@ -47,8 +50,17 @@ def cleaned_property(config: "Config") -> str:
 
 
 def is_cleaning_due(config: "Config", table: "TableState", every: timedelta) -> bool:
-    """Whether orphans were removed so long ago, if ever."""
-    return time.time() - int(table.property(cleaned_property(config)) or 0) / 1000 >= every.total_seconds()
+    """Whether orphans were removed so long ago, if ever. A time in the future is of a clock that was wrong."""
+    since = time.time() - int(table.property(cleaned_property(config)) or 0) / 1000
+    return since >= every.total_seconds() or since < -_CLOCK_SECONDS
+
+
+def orphans_reach(table: "TableState") -> int:
+    """The time from which the ages of orphans count, in milliseconds since 1970: now, or the newest commit if that is
+    earlier. So files of a micro-batch that takes days stay, and a clock that is days ahead does no harm.
+    """
+    last = table.last_commit()
+    return 0 if last is None else min(int(time.time() * 1000), last.timestamp_ms)
 
 
 def note_cleaning(config: "Config", table: "Target") -> None:

@@ -137,10 +137,14 @@ def test_delta_lake_has_no_buckets() -> None:
     assert reasons == {("delta", "bucket")}
     assert all(scale.marks for scale in SCALES.values())
     small = SCALES["small"]
-    shorter = {(peer.name, of) for peer in PEERS for of in CHANGELOGS if scale_of(peer, of, small) != small}
+    shorter = {(peer.name, of.name) for peer in PEERS for of in CHANGELOGS if scale_of(peer, of, small) != small}
     slow = ("rowdelta v2 equality", "rowdelta v3 equality", "Flink v2 upsert")
-    assert shorter == {(name, of) for name in slow for of in CHANGELOGS[1:]}
-    assert all(scale_of(peer, of, SCALES["tiny"]) == SCALES["tiny"] for peer in PEERS for of in CHANGELOGS)
+    dwindling = {(peer.name, "delete-heavy, not partitioned") for peer in PEERS}
+    assert shorter == {(name, of.name) for name in slow for of in CHANGELOGS[1:]} | dwindling
+    assert {scale_of(peer, of, small).marks for peer in PEERS for of in CHANGELOGS} == {(1, 5, 20), (1, 5, 20, 100)}
+    for scale in (SCALES["tiny"], SCALES["full"]):
+        fast = [(peer, of) for peer in PEERS for of in CHANGELOGS if peer.name not in slow or scale.marks[-1] < 100]
+        assert all(scale_of(peer, of, scale) == scale for peer, of in fast)
 
 
 def test_a_process_is_weighed_with_what_came_of_it(tmp_path: Path) -> None:

@@ -797,6 +797,27 @@ def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_
 
 
 @pytest.mark.spark
+@pytest.mark.parametrize("new_job", [Job, DeltaJob])
+def test_a_clock_that_is_days_ahead(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: type[Job]
+) -> None:
+    """As on the machine of somebody who runs `rowdelta maintain`. A micro-batch that takes days is as safe."""
+    job = new_job(spark, tmp_path, tasks=1)
+    job.write([("+I", {"id": 1, "region": "eu"})])
+    job.run()
+    sink = only_sink(job)
+    waiting = next(job.table_folder.rglob("*.parquet")).with_name("waiting.parquet")
+    waiting.write_bytes(b"x")
+    now = time.time
+    with monkeypatch.context() as patch:
+        patch.setattr(time, "time", lambda: now() + 30 * 86400)
+        assert sink.newest_table().remove_orphans(timedelta(days=3)) == []
+        sink.note_cleaning()
+    assert waiting.exists()
+    assert sink.is_cleaning_due(timedelta(days=7))
+
+
+@pytest.mark.spark
 @pytest.mark.parametrize("place", ["metadata", "data/items/metadata", "metadata/metadata"])
 def test_orphans_stay_if_the_folder_is_another_tables_too(spark: SparkSession, tmp_path: Path, place: str) -> None:
     """A renamed table keeps its folder, and a new one of the old name may get the same."""

@@ -49,6 +49,7 @@ from sink.targets.base import (
     Upkeep,
     WrittenDeletes,
     no_condition,
+    orphans_reach,
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
@@ -621,6 +622,7 @@ class DeltaTable(Target):
                 "VACUUM would delete. Move it, or set maintenance.orphans of this table to null."
             )
         wanted = max(older_than, self.log.kept_after_deletion(), _SHORTEST_RETENTION)
+        wanted += timedelta(seconds=max(0.0, time.time() - orphans_reach(self) / 1000))
         hours = math.ceil(wanted / timedelta(hours=1))
         self.spark.conf.set(_IGNORES_RETENTION, "false")
         statement = f"VACUUM delta.`{self.log.path}` RETAIN {hours} HOURS"

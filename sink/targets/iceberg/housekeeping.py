@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
+from sink.targets.base import orphans_reach
 from sink.targets.locations import in_one_form, in_pattern
 
 if TYPE_CHECKING:
@@ -101,7 +102,9 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
     """
     if _keeps_all(table):
         return []
-    before = int((time.time() - older_than.total_seconds()) * 1000)
+    before = orphans_reach(table) - int(older_than.total_seconds() * 1000)
+    if before <= 0:
+        return []  # nothing was ever committed
     found = list[str]()
     try:
         other = _other_table(table)
