@@ -15,7 +15,7 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.decoding import decoded_schema
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, KIND, SNAPSHOT, RowKind, order_column
+from changelog.rows import BAD, KIND, SNAPSHOT, RowKind, order_column, sets_row
 from changelog.spec import ChangelogSpec
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -78,7 +78,7 @@ class PlainRows:
             raise NotPlainError(f"{kinds.column} has an unknown value")
         if spec.inserts_only and not pc.all(pc.equal(kind, int(RowKind.INSERT))).as_py():
             raise NotPlainError("a row is not an insert")
-        sets = pc.or_(pc.equal(kind, int(RowKind.INSERT)), pc.equal(kind, int(RowKind.UPDATE_AFTER)))
+        sets = pa.array(sets_row(kind.to_numpy(zero_copy_only=False)))
         schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
         columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}
         for i, (name, _) in enumerate(spec.order_by):

@@ -8,7 +8,7 @@ from uuid import uuid4
 import numpy as np
 from pyroaring import BitMap64
 
-from deltawriters.collapse import Ints
+from deltawriters.collapse import Ints, grouped
 from deltawriters.content import ContentFile
 from deltawriters.deletes import Deletes
 from deltawriters.files import DataFiles, FileFactory
@@ -57,13 +57,7 @@ class VectorDeletes(Deletes):
     def _deleted(self) -> dict[str, BitMap64]:
         """Positions by path."""
         file, pos = (np.concatenate(parts) for parts in zip(*self._pending, strict=True))
-        order = np.argsort(file, kind="stable")
-        numbers, starts = np.unique(file[order], return_index=True)
-        stops = [*starts[1:], len(order)]
-        return {
-            self._files.path(int(number)): bitmap(pos[order[start:stop]])
-            for number, start, stop in zip(numbers, starts, stops, strict=True)
-        }
+        return {self._files.path(number): bitmap(pos[places]) for number, places in grouped(file)}
 
 
 def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
 from pyroaring import BitMap64
 
-from deltawriters.collapse import Ints
+from deltawriters.collapse import Ints, grouped
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes
 from deltawriters.files import DataFiles, FileFactory
@@ -144,12 +144,11 @@ class PositionDeletes(Deletes):
     def _write_vectors(self, file: Ints, pos: Ints) -> Iterator[ContentFile]:
         order = np.lexsort((pos, file))
         file, pos = file[order], pos[order]
-        numbers, starts = np.unique(file, return_index=True)
         vectors = [
-            (self._files.path(int(number)), self._files.partition(int(number)), bitmap(pos[start:stop]))
-            for number, start, stop in zip(numbers, starts, [*starts[1:], len(pos)], strict=True)
+            (self._files.path(number), self._files.partition(number), bitmap(pos[places]))
+            for number, places in grouped(file)
         ]
-        path = self._factory.new_path(self._files.partition(int(numbers[0])), "puffin")
+        path = self._factory.new_path(vectors[0][1], "puffin")
         yield from write_deletion_vectors(self._table.io, path, vectors)
 
 
