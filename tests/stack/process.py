@@ -345,9 +345,10 @@ def with_descendants(pid: int) -> list[int]:
     """A process and those that came of it, as Linux lists them; only itself elsewhere."""
     found = [pid]
     for each in found:
-        for children in Path("/proc", str(each), "task").glob("*/children"):
-            with suppress(OSError):
-                found += map(int, children.read_text().split())
+        with suppress(OSError):  # it may end under the look
+            for children in Path("/proc", str(each), "task").glob("*/children"):
+                with suppress(OSError):
+                    found += map(int, children.read_text().split())
     return found
 
 
