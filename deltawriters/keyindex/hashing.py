@@ -9,8 +9,7 @@ Together with xxhash64's 2^-64 the chance is n * 2^-125 for a pair of keys. 10^8
 so the chance is about 10^-20 for keys of a few words.
 
 Each index draws its own random base, so nobody can make keys that collide in it. Even if somebody makes keys that
-collide in xxhash64, a pair of them collides here with a chance of only n/2^61. Indexes of earlier releases have the
-published `BASE`; for this base somebody can make keys that collide.
+collide in xxhash64, a pair of them collides here with a chance of only n/2^61.
 """
 
 import secrets
@@ -27,7 +26,8 @@ Hashes = npt.NDArray[np.uint64]
 PRIME = 2**61 - 1
 BASE = 0x043F6A8885A308D3
 """The first 64 fractional bits of pi modulo 2^61. These bits are as good as random, and anybody can see that nobody
-chose them to collide. The number happens to be a primitive root.
+chose them to collide. The number happens to be a primitive root. It is published, so no index of a table has it:
+somebody can make keys that collide at this base.
 """
 
 _PRIME, _LOW_32, _LOW_29 = np.uint64(PRIME), np.uint64(2**32 - 1), np.uint64(2**29 - 1)

@@ -5,7 +5,6 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
-from deltawriters.keyindex.hashing import BASE
 from deltawriters.keyindex.runs import RunInfo
 from deltawriters.keyindex.vector_log import DeletionVectors
 
@@ -21,8 +20,7 @@ class IndexVersion:
     """The content of a version manifest.
 
     :param encoding: how keys are hashed. With another encoding the runs are useless. It begins with `2 <base of the low
-        hash>: `, or in versions of earlier releases with `1: ` for the published base. Then follows the text of
-        `_encoding`.
+        hash>: `. Then follows the text of `_encoding`.
     :param sequence: sequence of the newest run.
     :param runs: the runs.
     :param dead: data file -> sequence. Entries of older runs that point into the file are void.
@@ -41,8 +39,7 @@ class IndexVersion:
     @property
     def base(self) -> int:
         """Base of the low hashes."""
-        base = self.encoding.partition(": ")[0].removeprefix("2 ")
-        return BASE if base == "1" else int(base, 16)
+        return int(self.encoding.partition(": ")[0].removeprefix("2 "), 16)
 
     def is_encoded(self, encoding: str) -> bool:
         """Whether its keys are hashed in the way that `_encoding` describes."""
@@ -64,16 +61,11 @@ class IndexVersion:
         try:
             line, _, body = text.partition(b"\n")
             head = json.loads(line)
-            if head["format"] == 1:  # an earlier release stored everything in one JSON object
-                body = head["body"].encode()
-            if head["format"] not in (1, _FORMAT) or head["crc32"] != zlib.crc32(body):
+            if head["format"] != _FORMAT or head["crc32"] != zlib.crc32(body):
                 raise IndexLostError("the version's manifest is damaged")
             values = json.loads(body)
             values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
-            if head["format"] == 1:
-                values["vectors"] = DeletionVectors().changed(values["vectors"])
-            else:
-                values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
+            values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:
             raise IndexLostError(f"the version's manifest can't be read: {error}") from None

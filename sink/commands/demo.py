@@ -38,9 +38,9 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError
 from sink.run.pipeline import Pipeline, stops_on_signals
 from sink.spark import session
-from sink.targets.base import property_prefix
 from sink.targets.capabilities import CAPABILITIES, Format
 from sink.targets.catalogs import Catalogs
+from sink.targets.own_state import property_prefix
 
 SEED = 7
 BATCHES = 8

@@ -14,17 +14,9 @@ from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.sources.source import Position
-from sink.targets.base import (
-    Tables,
-    TableState,
-    Upkeep,
-    cleaned_property,
-    is_cleaning_due,
-    maintenance_of,
-    property_prefix,
-    rewrite_credit,
-)
+from sink.targets.base import Tables, TableState, Upkeep
 from sink.targets.history import shown_time
+from sink.targets.own_state import cleaned_property, is_cleaning_due, maintenance_of, property_prefix, rewrite_credit
 
 if TYPE_CHECKING:
     # `check` imports these when it needs them: `status` never does, and they take a second

@@ -24,8 +24,9 @@ from sink.run.plan import deletes_by_value, plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
-from sink.targets.base import Compacted, CompactionLimits, expiring
+from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.catalogs import Catalogs
+from sink.targets.own_state import expiring
 
 _MOST_FAILURES = 5
 

@@ -17,9 +17,10 @@ from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.versions import to_arrow
-from sink.targets.base import Target, property_prefix
+from sink.targets.base import Target
 from sink.targets.catalogs import Catalogs
 from sink.targets.history import History, shown_position, shown_time
+from sink.targets.own_state import property_prefix
 
 
 @dataclass(frozen=True)

@@ -19,8 +19,8 @@ from sink.run.keys import table_key, with_key
 from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
-from sink.targets.base import property_prefix
 from sink.targets.catalogs import Catalogs
+from sink.targets.own_state import property_prefix
 from sink.verify.comparison import Difference
 from sink.verify.mysql import MySQL
 from sink.verify.postgres import Postgres

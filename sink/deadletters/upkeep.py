@@ -11,17 +11,9 @@ from pyspark.sql import SparkSession
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
 from sink.deadletters.table import UNPUBLISHED, check_table
-from sink.targets.base import (
-    CREATED_BY,
-    Compacted,
-    CompactionLimits,
-    Target,
-    expiring,
-    is_cleaning_due,
-    maintenance_of,
-    note_cleaning,
-)
+from sink.targets.base import Compacted, CompactionLimits, Target
 from sink.targets.catalogs import Catalogs
+from sink.targets.own_state import CREATED_BY, expiring, is_cleaning_due, maintenance_of, note_cleaning
 
 log = logging.getLogger("rowdelta")
 

@@ -39,6 +39,7 @@ from sink.run.plan import TablePlan
 from sink.spark import task
 from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target, WrittenDeletes
+from sink.targets.locations import check_location
 
 log = logging.getLogger("rowdelta")
 
@@ -102,6 +103,7 @@ class KeyIndex:
                 f"{table.name}: the key index would be at {self._location}, {forbidden}. Set index.location to a "
                 "folder elsewhere."
             )
+        check_location(f"{table.name}: the key index", self._location)
         self._version: IndexVersion | None = None
         self._base: int | None = None
         self._included: set[int] = set()

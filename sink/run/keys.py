@@ -6,7 +6,8 @@ The table property `rowdelta.<sink id>.key` stores the table's key, and which ke
 
 Each micro-batch is compared with it. If messages begin to state another key, the source has changed its primary key.
 From there on, rows that the table holds as one row may be several, or several may be one. So the sink applies nothing
-more until the user has decided.
+more until the user has decided. The table property `rowdelta.<sink id>.accepted-key` is the user's word that messages
+may state one more key. The sink itself never sets it, so SQL can in each format: `["id", "line"]`.
 """
 
 import json
@@ -19,7 +20,8 @@ from sink.config.options import MisplacedError, did_you_mean
 from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.run.inference import Sample
 from sink.run.patterns import ResolvedTable
-from sink.targets.base import TableState, property_prefix
+from sink.targets.base import TableState
+from sink.targets.own_state import property_prefix
 
 Fields = tuple[str, ...]
 
@@ -74,6 +76,11 @@ def property_name(config: Config) -> str:
     return f"{property_prefix(config)}.key"
 
 
+def accepted_property(config: Config) -> str:
+    """Property by which the user accepts another key of the messages."""
+    return f"{property_prefix(config)}.accepted-key"
+
+
 def table_key(config: Config, resolved: ResolvedTable, table: TableState | None, sample: Sample) -> TableKey:
     """The key of a table.
 
@@ -89,6 +96,8 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
     text = None if table is None else table.property(property_name(config))
     known = None if text is None else TableKey.from_json(text)
     if section.key:
+        if table is not None and known is not None and known.messages:
+            known = replace(known, messages=_united(known.messages, _accepted(table, accepted_property(config))))
         key = tuple(section.key)
         if known is None:
             return TableKey(key, configured=True)
@@ -113,11 +122,11 @@ def with_key(resolved: ResolvedTable, key: TableKey) -> ResolvedTable:
     return replace(resolved, section=resolved.section.model_copy(update={"key": list(key.columns)}))
 
 
-def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_: str) -> TableKey:
+def compared(key: TableKey, stated: StatedKeys, section: TableSection, accepted: str) -> TableKey:
     """Compare the keys that a micro-batch's messages state with the table's key. Returns the key with what is new.
 
     :param stated: keys that the messages state.
-    :param property_: name of the table property that stores the key.
+    :param accepted: name of the table property by which the user accepts another key.
     :raises TableError: messages state another key than before. The micro-batch must not be applied.
     """
     if key.configured:
@@ -141,11 +150,10 @@ def compared(key: TableKey, stated: StatedKeys, section: TableSection, property_
     rebuild = f"drop the table and {new} so that it is built anew"
     if not key.configured:
         raise TableError(f"{text}If {own} still tells rows apart, set key: [{own}] and run again; else {rebuild}.")
-    accepted = replace(key, messages=_united(key.messages, [fields])).to_json()
-    quoted = accepted.replace("\\", "\\\\").replace("'", "\\'")
+    quoted = json.dumps(fields).replace("\\", "\\\\").replace("'", "\\'")
     raise TableError(
-        f"{text}If key: [{own}] still tells rows apart, say so in SQL and run again: ALTER TABLE "
-        f"{section.target} SET TBLPROPERTIES ('{property_}' = '{quoted}'); else {rebuild}."
+        f"{text}If key: [{own}] still tells rows apart, say so in SQL and run again: ALTER TABLE {section.target} SET "
+        f"TBLPROPERTIES ('{accepted}' = '{quoted}'); else {rebuild}."
     )
 
 
@@ -157,6 +165,22 @@ def may_spread(key: TableKey, stated: Iterable[Fields], section: TableSection) -
     """
     own = set(_fields(section, key.columns))
     return not section.order_by and any(not fields or set(fields) - own for fields in stated)
+
+
+def _accepted(table: TableState, name: str) -> Iterable[Fields]:
+    """The key that the user has accepted by the property, if any."""
+    text = table.property(name)
+    if text is None:
+        return ()
+    try:
+        fields = json.loads(text)
+    except ValueError:
+        fields = None
+    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+        raise TableError(
+            f'{table.name}: the table property {name} is {text!r}, expected fields such as ["id", "line"].'
+        )
+    return (tuple(fields),)
 
 
 def shown(names: Iterable[str]) -> str:

@@ -28,7 +28,7 @@ from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, Task
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
-from sink.run.keys import TableKey, compared, may_spread, property_name, with_key
+from sink.run.keys import TableKey, accepted_property, compared, may_spread, property_name, with_key
 from sink.run.minor_compaction import MinorCompaction
 from sink.run.observer import (
     BatchStarted,
@@ -66,7 +66,6 @@ from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
-    COUNTED,
     REWRITE,
     ROWS,
     SINK_ID,
@@ -81,6 +80,9 @@ from sink.targets.base import (
     TableChangedError,
     TableNoLongerEmptyError,
     Target,
+)
+from sink.targets.own_state import (
+    COUNTED,
     is_cleaning_due,
     maintenance_of,
     note_cleaning,
@@ -112,6 +114,13 @@ _SOURCE = "source"
 
 _TOPIC_ID = "topic-id"
 """Last part of a property: the id of this topic (`Source.identity`)."""
+
+_STREAMED = "streamed"
+"""Last part of a property: partitions that have delivered rows of the stream of changes, and not of a snapshot read of
+the source, as a list or `_EVERYWHERE`.
+"""
+_EVERYWHERE = "*"
+"""In `mode: upsert` nobody looks which rows are of a snapshot."""
 
 _SAME_OFFSETS = "same-offsets"
 """Last part of a property that the user sets, as `old=new`: two topics, or ids of topics, with the same messages at the
@@ -974,7 +983,7 @@ class TableSink:
         section = self.plan.section
         if self._appends or not stated:
             return
-        key = compared(self._key, stated, section, property_name(self._config))
+        key = compared(self._key, stated, section, accepted_property(self._config))
         if key != self._key:
             self._warn_of(key)
         self._key = key
@@ -1090,7 +1099,10 @@ class TableSink:
             )
 
     def _streamed(self) -> set[int]:
-        stored = self.table.property(f"{self._prefix}.streamed")
+        """Partitions that may have delivered rows of the stream of changes, up to the table's position."""
+        stored = self.table.property(f"{self._prefix}.{_STREAMED}")
+        if stored == _EVERYWHERE:
+            return {int(partition) for partition, offset in (self.position or {}).items() if offset}
         return set(json.loads(stored)) if stored else set()
 
     def _undecoded(self) -> int:
@@ -1102,11 +1114,7 @@ class TableSink:
         properties = self._topic_properties()
         if written.truncates and self.plan.changelog.source_order:
             properties[f"{self._prefix}.{_TRUNCATED}"] = json.dumps(dict(end))
-        known = self._streamed()
-        # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
-        streamed = written.streamed_partitions | (set() if written.truncates else known)
-        if streamed or known:
-            properties[f"{self._prefix}.streamed"] = json.dumps(sorted(streamed))
+        properties |= self._streamed_property(written)
         before = self._undecoded()
         undecoded = written.undecoded_since(before)
         if undecoded != before:
@@ -1118,6 +1126,17 @@ class TableSink:
         if self._key.messages and self.table.property(name) != remembered:
             properties[name] = remembered
         return properties
+
+    def _streamed_property(self, written: Written) -> dict[str, str]:
+        """Table property that says where rows of the stream have come from, if it changes."""
+        name = f"{self._prefix}.{_STREAMED}"
+        if not self.plan.changelog.tells_snapshots:
+            is_new = self._config.source.type == "kafka" and self.table.property(name) != _EVERYWHERE
+            return {name: _EVERYWHERE} if is_new else {}
+        known = self._streamed()
+        # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
+        streamed = written.streamed_partitions | (set() if written.truncates else known)
+        return {name: json.dumps(sorted(streamed))} if streamed or known else {}
 
     def _topic_properties(self) -> dict[str, str]:
         """Table properties that say in which topic a position is, if they change."""

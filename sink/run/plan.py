@@ -26,9 +26,10 @@ from sink.run.keys import TableKey, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
-from sink.targets.base import NO_FLOATS, Tables, TableState, Target, creation_properties
+from sink.targets.base import NO_FLOATS, Tables, TableState, Target
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
+from sink.targets.own_state import creation_properties
 
 log = logging.getLogger("rowdelta")
 
@@ -159,6 +160,8 @@ def open_table(
         if key.messages:
             properties[property_name(config)] = key.to_json()
         table = catalogs.create(section, wanted, properties, resolved.path)
+        # its location and some of its properties are the catalog's choice
+        table.check_writable(appends=section.mode == "append", copies=section.copies)
     if deletes_by_value(section) and (needs_global_deletes(plan) or table.needs_global_deletes()):
         table.prepare_global_deletes()
     return table, plan, key

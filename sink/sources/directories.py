@@ -30,10 +30,6 @@ class ChangeFile:
     modified: int
     name: str
 
-    def is_named_by(self, names: Collection[str], position: Position) -> bool:
-        """Whether it is one of the files that `names` name, which are from `position`."""
-        return self.name in names or (not position.get("relative") and self.name.rsplit("/", 1)[-1] in names)
-
 
 class Folders(Protocol):
     """A file system.
@@ -174,4 +170,4 @@ def _parent(table: TableSection) -> str:
 def is_beyond(file: ChangeFile, position: Position) -> bool:
     """Whether a position hasn't passed the file."""
     modified = int(position["modified"])
-    return file.modified > modified or (file.modified == modified and not file.is_named_by(position["files"], position))
+    return file.modified > modified or (file.modified == modified and file.name not in position["files"])

@@ -2,8 +2,7 @@
 
 Spark reads files in the order of their modification time. A position has the highest modification time so far, and the
 files that have this time, by their paths below the directory:
-`{"modified": 1767323045123, "files": ["b.parquet"], "relative": true, "generation": "5d2c…", "batch": 7, "directory":
-"9f86…"}`. Positions of earlier releases lack `relative`, and have names without folders, or lack `directory`.
+`{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7, "directory": "9f86…"}`.
 
 As long as a checkpoint generation continues, Spark's own log says which files are new, even late ones. If it doesn't
 continue (it was deleted, or restored from a copy, or is ahead of a table that was rolled back, or is that of a
@@ -165,7 +164,7 @@ class FilesSource(Directories):
             if batch_id <= position["batch"]:
                 return None
             earlier = position.get("earlier", [])
-            fresh = [f for f in files if f.modified != position["modified"] or not f.is_named_by(earlier, position)]
+            fresh = [f for f in files if f.modified != position["modified"] or f.name not in earlier]
         elif position is not None:
             fresh = [file for file in files if is_beyond(file, position)]
         if not fresh:
@@ -391,9 +390,9 @@ def _continues(folder: CheckpointFolder, position: Position, directory: str) -> 
     """Whether Spark's checkpoint continues the table's position. It may be behind it (a restored copy), or ahead of it
     (the table was rolled back), or damaged. Or it is of a directory of another name: for Spark all its files are new.
 
-    :param directory: see `HadoopFolders.fingerprint`. An earlier release's position doesn't have it.
+    :param directory: see `HadoopFolders.fingerprint`.
     """
-    if position.get("directory", directory) != directory:
+    if position.get("directory") != directory:
         return False
     generation, batch = str(position["generation"]), int(position["batch"])
     if generation not in folder.generations():
@@ -411,13 +410,11 @@ def _same_spelling(uri: str) -> str:
 def _mark(files: list[ChangeFile], position: Position | None, generation: str, batch_id: int) -> Position:
     newest = max(file.modified for file in files)
     names = {file.name for file in files if file.modified == newest}
-    mark = {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id, "relative": True}
+    mark = {"modified": newest, "files": sorted(names), "generation": generation, "batch": batch_id}
     if position is None or position["modified"] < newest:
         return mark
     if position["modified"] > newest:
         names = set()
     mark |= {"modified": position["modified"], "files": sorted(names | set(position["files"]))}
-    if not position.get("relative"):
-        del mark["relative"]  # some of the names come from an earlier release
     earlier = position.get("earlier", []) if position["generation"] == generation else position["files"]
     return mark | ({"earlier": earlier} if earlier else {})

@@ -12,7 +12,7 @@ from dataclasses import replace
 from typing import TypeVar
 
 import numpy as np
-from pyspark.accumulators import Accumulator
+from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql import SparkSession
 
 from deltawriters import TableSpec
@@ -78,6 +78,8 @@ def new_deletes(
         outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()
     finally:
         created += written.value
+        # PySpark keeps each accumulator for ever. The job is over, so Spark merges no more into this one.
+        _accumulatorRegistry.pop(written.aid, None)
     results = list[Result]()
     for outcome in outcomes:
         if isinstance(outcome, (LostVectorError, CorruptIndexError)):

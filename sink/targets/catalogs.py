@@ -6,8 +6,9 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
-from sink.targets.base import Target, TargetCatalogs, creation_properties
+from sink.targets.base import Target, TargetCatalogs
 from sink.targets.capabilities import Format
+from sink.targets.own_state import creation_properties
 
 
 class Catalogs:

@@ -4,6 +4,7 @@ tables in one.
 
 import json
 import logging
+import re
 from pathlib import Path
 from typing import Any
 from uuid import uuid4
@@ -18,10 +19,11 @@ from sink.deadletters import table as dead_letters
 from sink.deadletters.replay import replay
 from sink.deadletters.table import Selection
 from sink.deadletters.topic import DeadLetterTopic
-from sink.errors import RowdeltaError
+from sink.errors import RowdeltaError, TableError
 from sink.run import joint
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
+from sink.targets.delta import live_files
 from tests.delta.harness import vacuum
 from tests.delta.log_model import DeltaLog
 from tests.delta.readers import plain
@@ -177,11 +179,39 @@ def test_letters_are_replayed_after_a_correction(spark: SparkSession, kafka: Kaf
     log.check()
 
 
+def test_another_key_of_the_messages_is_accepted_by_sql(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
+    """Whatever the sink has stored in the log of the key that it knows."""
+    job = OrdersJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic())
+
+    def produce(number: int, key: dict[str, Any]) -> None:
+        job.produce([(key, insert(order(number, "ann"))[1])])
+
+    produce(1, {"id": 1})
+    job.run()
+    produce(2, {"id": 2, "customer": "ann"})
+    for _ in range(2):
+        with pytest.raises(TableError, match="from partition 0 offset 1 on it is id, customer") as stopped:
+            job.run()
+    statement = re.search(r"SET TBLPROPERTIES .*?\)(?=;)", str(stopped.value))
+    assert statement is not None
+    folder = tmp_path / "warehouse" / job.name / "orders"
+    spark.sql(f"ALTER TABLE delta.`{folder}` {statement[0]}")
+    job.run()
+    produce(3, {"id": 3})
+    produce(4, {"customer": "ann", "id": 4})
+    job.run()
+    assert sorted(row["id"] for row in spark.read.format("delta").load(str(folder)).collect()) == [1, 2, 3, 4]
+    produce(5, {"customer": "ann"})
+    with pytest.raises(TableError, match="was id or id, customer, and from partition 0 offset 4 on it is customer"):
+        job.run()
+
+
 def test_dead_letters_go_to_the_topic_too(
     spark: SparkSession, kafka: Kafka, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Each once, whenever the run dies, and also after others have rewritten the dead-letter table's files. What VACUUM
-    has deleted before it was sent is only in the table, and the sink goes on.
+    """Each once, whenever the run dies, and also after others have rewritten the dead-letter table's files, and have
+    committed thousands of times. What VACUUM has deleted before it was sent is only in the table, and the sink goes on.
     """
     job = OrdersJob(spark, tmp_path, kafka.bootstrap_servers)
     dead = f"{job.name}.dead"
@@ -214,6 +244,9 @@ def test_dead_letters_go_to_the_topic_too(
     run(2, crash="before sending")
     assert [m.value() for m in messages(kafka, dead, 1)] == [b"bad 1"]
     spark.sql(f"OPTIMIZE {letters}")
+    monkeypatch.setattr(live_files, "_MOST_COMMITS", 2)  # as if there were thousands
+    for number in range(3):
+        spark.sql(f"INSERT INTO {letters} (table, value) VALUES ('another', CAST('other {number}' AS BINARY))")
     run(3, crash="before sending")
     assert [m.value() for m in messages(kafka, dead, 2)] == [b"bad 1", b"bad 2"]
     spark.sql(f"OPTIMIZE {letters}")
@@ -222,7 +255,7 @@ def test_dead_letters_go_to_the_topic_too(
         run(4, crash=None)
     assert f"can't be sent to topic {dead}" in caplog.text
     assert [m.value() for m in messages(kafka, dead, 3)] == [b"bad 1", b"bad 2", b"bad 4"]
-    kept = dead_letters.find(spark, job.config(), Selection()).collect()
+    kept = dead_letters.find(spark, job.config(), Selection()).where("table <> 'another'").collect()
     assert sorted(bytes(letter["value"]) for letter in kept) == [f"bad {number}".encode() for number in range(1, 5)]
     rows = to_arrow(spark.read.format("delta").load(str(tmp_path / "warehouse" / job.name / "orders"))).to_pylist()
     assert sorted(row["id"] for row in rows) == [1, 2, 3, 4]

@@ -12,8 +12,9 @@ from pyspark.sql import SparkSession
 
 from sink.commands import inspection
 from sink.errors import RolledBackError, TableError
-from sink.targets.base import CREATED_BY, CommitUnknownError
+from sink.targets.base import CommitUnknownError
 from sink.targets.delta.log import DeltaLog
+from sink.targets.own_state import CREATED_BY
 from tests.delta.harness import DeltaJob, before_rewrite, crashing
 from tests.delta.test_faults import io_error
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files

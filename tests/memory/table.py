@@ -413,6 +413,9 @@ class MemoryTable(Target):
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
         raise NotImplementedError
 
+    def stored_at(self) -> int:
+        raise NotImplementedError
+
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
         raise NotImplementedError
 

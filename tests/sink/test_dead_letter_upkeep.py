@@ -26,11 +26,11 @@ from sink.run import maintenance
 from sink.run.maintenance import Maintenance
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
-from sink.targets.base import CREATED_BY
 from sink.targets.delta import optimize
 from sink.targets.delta import table as delta_table
 from sink.targets.iceberg.state import Snapshot
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.own_state import CREATED_BY
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
 

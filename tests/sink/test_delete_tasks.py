@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 from pyspark import SparkContext
+from pyspark.accumulators import _accumulatorRegistry
 from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
@@ -83,6 +84,20 @@ def test_what_is_shared_out_has_no_credentials(
     assert b"/positions" in content
     assert b"planted" not in content
     assert b"secret" not in content
+
+
+def test_nothing_of_a_commit_is_kept_for_ever(spark: SparkSession, tmp_path: Path) -> None:
+    """A job commits millions of times."""
+    known = len(_accumulatorRegistry)
+    created: list[str] = []
+
+    def unite(_: Any, group: DeleteGroup[int], created: list[str]) -> list[Any]:
+        created.append("a file")
+        return []
+
+    made(spark, found_rows(tmp_path), unite, created)
+    assert created == ["a file"] * len(DATA_FILES)
+    assert len(_accumulatorRegistry) == known
 
 
 @pytest.mark.parametrize(

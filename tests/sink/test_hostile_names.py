@@ -100,3 +100,22 @@ def test_fields_that_are_data() -> None:
     assert "1,001 fields that are no columns" in message
     assert "schema_changes: ignore" in message
     assert len(message) < 800
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("character", ["#", "?"])
+@pytest.mark.parametrize("place", ["table", "data", "index"])
+def test_a_location_whose_end_clients_cut_off(spark: SparkSession, tmp_path: Path, place: str, character: str) -> None:
+    """All files below it would be one file, which each commit would replace."""
+    location = f"file:{tmp_path}/a{character}b"
+    job: Job = Job(spark, tmp_path, file_format="json")
+    if place == "table":
+        warehouse = {"type": "delta", "warehouse": location}
+        job = DeltaJob(spark, tmp_path, file_format="json", sections={"catalogs": {DeltaJob.catalog: warehouse}})
+    elif place == "data":
+        job.properties = {"write.data.path": location}
+    else:
+        job.index_location = location
+    write(job, line(1))
+    with pytest.raises(TableError, match=r"for the end of a path.*Choose a location"):
+        job.run()

@@ -659,6 +659,26 @@ def test_a_new_snapshot_of_the_source_needs_upsert(spark: SparkSession, tmp_path
     assert job.rows() == expected
 
 
+def test_a_new_snapshot_needs_upsert_also_right_after_it(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """In that mode nobody looks which changes are of the stream."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    kafka.create_topic(job.topic(), 2)
+    job.produce([insert(order(1, "a"), "r"), event("u", order(1, "a"), order(1, "c"))])
+    job.run()
+    job.table = {"mode": "changelog", "deletes": "equality"}
+    job.produce([insert(order(2, "b"), "r")], partition=1)  # nothing has come from there before
+    job.run()
+    expected = [order(1, "c"), order(2, "b")]
+    assert job.rows() == expected
+    job.produce([insert(order(1, "c"), "r")])
+    with pytest.raises(DataError, match=r"the source was snapshot again .* in partition 0\).*Use mode: upsert"):
+        job.run()
+    assert job.rows() == expected
+    job.table = {"mode": "upsert"}
+    job.run()
+    assert job.rows() == expected
+
+
 @pytest.mark.parametrize("is_repeated", [False, True])
 def test_a_new_snapshot_in_the_same_micro_batch_needs_upsert(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, is_repeated: bool

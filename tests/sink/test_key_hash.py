@@ -127,9 +127,7 @@ def test_several_columns_hash_as_in_spark(spark: SparkSession) -> None:
 def test_hashes_that_begin_with_a_bucket_are_the_same(
     spark: SparkSession, name: str, iceberg: IcebergType, count: int
 ) -> None:
-    """By PyIceberg as by Iceberg's own function in Spark: each bucket is one task's, and an index of earlier releases
-    stays right.
-    """
+    """By PyIceberg as by Iceberg's own function in Spark: each bucket is one task's."""
     hash_keys = KeyHash(("c0",), IcebergBucket("c0", count, iceberg))
     schema = T.StructType([T.StructField("c0", T.DataType.fromDDL(name))])
     rows = spark.createDataFrame([(value,) for value in column(name, 5)], schema)

@@ -18,7 +18,6 @@ from pyspark.sql import SparkSession
 from deltawriters.keyindex import BASE
 from deltawriters.keyindex import vector_log as deletion_vectors
 from sink.errors import TableError, TemporaryError
-from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.keyreading import read_keys
 from sink.run.spark_engine import HadoopFolder
@@ -553,25 +552,6 @@ def test_an_index_inside_the_tables_folder_is_refused(spark: SparkSession, tmp_p
         return
     with pytest.raises(TableError, match=r"inside the table's own folder.*Set index\.location to a folder elsewhere"):
         job.run()
-
-
-def test_an_index_of_an_earlier_release_keeps_its_base(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Earlier releases hashed the keys of all indexes with one base, which is published. New indexes draw their own."""
-    job = Job(spark, tmp_path, tasks=1, columns={"id": "bigint", "region": "string"}, key=("id", "region"))
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(keyindex, "random_base", lambda: BASE)
-        apply(job, insert(1, 2))
-    (manifest,) = (job.index_folder / "versions").glob("*.json")
-    version = job.index_version(manifest)
-    assert version.base == BASE
-    rest = version.encoding.partition(": ")[2]
-    manifest.write_bytes(replace(version, encoding=f"1: {rest}").to_json())
-    caplog.clear()
-    apply(job, delete(1), insert(3))
-    assert "key index" not in caplog.text
-    assert job.rows() == [row(2), row(3)]
 
 
 def test_each_new_index_has_a_base_of_its_own(spark: SparkSession, tmp_path: Path) -> None:

@@ -80,11 +80,11 @@ def test_files_are_counted_by_their_position(tmp_path: Path) -> None:
         return source.behind([(table, position)])[str(changes)][""]
 
     assert behind(None).count == 4
-    waiting = behind({"modified": 1_001_000, "files": ["1.json"], "relative": True, "generation": "g", "batch": 1})
+    waiting = behind({"modified": 1_001_000, "files": ["1.json"], "generation": "g", "batch": 1})
     assert waiting.count == 2
     assert waiting.seconds is not None
     assert waiting.seconds > 1e9
-    last = {"modified": 1_003_000, "files": ["3.json"], "relative": True, "generation": "g", "batch": 3}
+    last = {"modified": 1_003_000, "files": ["3.json"], "generation": "g", "batch": 3}
     assert behind(last) == Behind(0, 0.0)
     gone = table.model_copy(update={"source": str(tmp_path / "gone")})
     assert source.behind([(gone, None)]) == {}

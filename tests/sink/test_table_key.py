@@ -10,7 +10,7 @@ from sink.config import TableSection
 from sink.errors import TableError
 from sink.run.keys import TableKey, compared, may_spread
 
-PROPERTY = "rowdelta.shop.key"
+PROPERTY = "rowdelta.shop.accepted-key"
 
 
 def section(**entries: Any) -> TableSection:
@@ -47,7 +47,9 @@ def test_a_configured_key_learns_what_comes_first() -> None:
     known = learned(key, {("tenant", "id"): 4, ("id",): 2, (): 0})
     assert known.messages == (("id",), ("tenant", "id"))
     assert learned(known, {("id", "tenant"): 9, (): 8}) == known
-    with pytest.raises(TableError, match=r"SET TBLPROPERTIES \('rowdelta\.shop\.key' = '\{.*\"line\".*\}'\); else"):
+    with pytest.raises(
+        TableError, match=r"SET TBLPROPERTIES \('rowdelta\.shop\.accepted-key' = '\[\"id\", \"line\"\]'\); else"
+    ):
         learned(known, {("id", "line"): 9})
 
 

@@ -416,7 +416,7 @@ def test_what_the_lag_of_files_leaves_out(tmp_path: Path) -> None:
     for name, seconds in {"late.json": 1, "last.json": 2, "new.json": 3}.items():
         (tmp_path / "changes" / name).touch()
         os.utime(tmp_path / "changes" / name, (seconds, seconds))
-    position = {"modified": 2000, "files": ["last.json"], "relative": True}
+    position = {"modified": 2000, "files": ["last.json"]}
     (table,) = loaded.tables
     assert Directories(loaded, LocalFolders()).lag([(table, None), (table, position)]) == [
         "3 files behind, regardless of pathGlobFilter",

@@ -591,8 +591,12 @@ class DeltaLog:
         said = commit.info.get("inCommitTimestamp")
         if said is not None:
             return int(said)
+        return self.stored_at(commit.version)
+
+    def stored_at(self, version: int) -> int:
+        """When a version's file was written, by the storage's clock, in milliseconds since 1970."""
         with self.translated():
-            file = self._path(f"{self._log_path}/{commit.version:020}.json")
+            file = self._path(f"{self._log_path}/{version:020}.json")
             return int(file.getFileSystem(self._hadoop).getFileStatus(file).getModificationTime())
 
     def version_at(self, timestamp_ms: int) -> int:

@@ -49,7 +49,6 @@ from sink.targets.base import (
     Upkeep,
     WrittenDeletes,
     no_condition,
-    orphans_reach,
 )
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
@@ -62,7 +61,8 @@ from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, counted, rewritables
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
-from sink.targets.locations import in_one_form
+from sink.targets.locations import check_location, in_one_form
+from sink.targets.own_state import orphans_reach
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -246,6 +246,7 @@ class DeltaTable(Target):
             "writerFeatures": sorted(protocol.writer_features),
         }
         check_protocol(self.name, found)
+        check_location(self.name, self.log.path)
         PROPERTIES.check(self.name, metadata.configuration, appends=appends, copies=copies)
         check_columns(self.name, metadata.schema)
         check_required(self.name, found, metadata.configuration, appends=appends, copies=copies)
@@ -356,7 +357,8 @@ class DeltaTable(Target):
         """The version that an operation made after the version `after`, and the last RESTORE or CLONE that followed it
         up to the version `until`.
 
-        :param gives_up: if there are thousands of commits, they aren't read.
+        :param gives_up: if there are thousands of commits, only the first ones are read, and nothing is said about a
+            RESTORE.
         """
         known, checked = self._made_by.get(operation, (None, after))
         if known is not None and checked >= until:
@@ -364,6 +366,13 @@ class DeltaTable(Target):
         commits: Sequence[Commit] | None = self._live.commits_since(checked)
         if commits is None and not gives_up:
             commits = self.log.commits(checked + 1, until, with_actions=False)
+        if commits is None and gives_up:
+            if known is None:
+                first = self.log.commits(after + 1, min(until, after + _FIRST), with_actions=False) or ()
+                known, _ = made_and_taken_back(first, operation)
+                if known is not None:
+                    self._made_by[operation] = known, known
+            return known, None
         if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
             return None, None
         made, restored = made_and_taken_back((c for c in commits if c.version <= until), operation)
@@ -611,6 +620,9 @@ class DeltaTable(Target):
         with_vectors = [json.dumps({"add": json.loads(text)["add"] | {"dataChange": False}}) for text in written.files]
         return [*kept, *with_vectors], WrittenDeletes(vectors=written.vectors, bytes=written.bytes)
 
+    def stored_at(self) -> int:
+        return self.log.stored_at(self._snapshot.version)
+
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
         """By VACUUM, which also keeps what is younger than a week or the table's `delta.deletedFileRetentionDuration`:
         older versions of the table and streams that read it need these files. It tells 1,000 files at most.
@@ -694,6 +706,8 @@ _OF_A_TASK, _MOST_TASKS = 15_000, 200
 """A task makes the state of so many actions of the log, in a quarter of a second."""
 _LATEST = 20
 """In so many commits `upkeep` looks for a rewrite."""
+_FIRST = 20
+"""A commit has so many others before it at most since it was begun, unless there is a crowd."""
 _MOST_KNOWN = 1000
 """So many commits of the sink are remembered with their versions."""
 

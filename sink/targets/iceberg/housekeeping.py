@@ -1,9 +1,13 @@
 """Removes what nobody needs any more of an Iceberg table, by Iceberg's own procedures in Spark."""
 
 import logging
+import re
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from datetime import timedelta
+from functools import partial
 from itertools import islice
 from typing import TYPE_CHECKING
 
@@ -12,8 +16,8 @@ from pyspark.sql import DataFrame
 
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import orphans_reach
 from sink.targets.locations import in_one_form, in_pattern
+from sink.targets.own_state import orphans_reach
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable
@@ -21,6 +25,9 @@ if TYPE_CHECKING:
 log = logging.getLogger("rowdelta")
 
 _DELETED_AT_ONCE = 10_000
+_READERS = 16
+_HEAD = 1024
+_UUID = re.compile(rb'"table-uuid"\s*:\s*"([^"]+)"')
 _GC = "gc.enabled"
 _MAX_AGE, _MIN_SNAPSHOTS = "history.expire.max-snapshot-age-ms", "history.expire.min-snapshots-to-keep"
 """The table's own wishes. The larger of these and the configuration's count."""
@@ -102,11 +109,11 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
     """
     if _keeps_all(table):
         return []
-    before = orphans_reach(table) - int(older_than.total_seconds() * 1000)
-    if before <= 0:
-        return []  # nothing was ever committed
     found = list[str]()
     try:
+        before = orphans_reach(table) - int(older_than.total_seconds() * 1000)
+        if before <= 0:
+            return []  # nothing was ever committed
         other = _other_table(table)
         if other is not None:
             raise TableError(
@@ -125,6 +132,13 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
     return found
 
 
+def stored_at(table: "IcebergTable") -> int:
+    """See `Target.stored_at`."""
+    path = table.jvm.org.apache.hadoop.fs.Path(str(table.java.operations().current().metadataFileLocation()))
+    status = path.getFileSystem(table.spark._jsc.hadoopConfiguration()).getFileStatus(path)
+    return int(status.getModificationTime())
+
+
 def _keeps_all(table: "IcebergTable") -> bool:
     """Whether nothing may be deleted, since the files may be another table's too."""
     return (table.property(_GC) or "true").lower() == "false"
@@ -138,14 +152,27 @@ def _other_table(table: "IcebergTable") -> str | None:
     own = {str(entry.file()).rpartition("/")[2] for entry in table.elements(metadata.previousFiles())}
     own.add(str(metadata.metadataFileLocation()).rpartition("/")[2])
     own_folder = f"{in_one_form(table.spec.location).rstrip('/')}/metadata"
-    parser, uuid = table.iceberg.TableMetadataParser, str(metadata.uuid())
+    old = list[str]()
     for pattern in ("metadata", "{data,metadata}/{metadata,*/metadata,*/*/metadata}"):
         for path in _glob(table, f"{pattern}/*.metadata.json"):
             folder, _, name = path.rpartition("/")
-            is_inside = in_one_form(folder) != own_folder
-            if is_inside or (name not in own and str(parser.read(table.java.io(), path).uuid()) != uuid):
+            if in_one_form(folder) != own_folder:
                 return path
-    return None
+            if name not in own:
+                old.append(path)
+    # a table whose catalog deletes none of them has one for each commit since its creation
+    with ThreadPoolExecutor(_READERS) as readers:
+        uuids = readers.map(partial(_uuid, table), old)
+        return next((path for path, uuid in zip(old, uuids, strict=True) if uuid != str(metadata.uuid())), None)
+
+
+def _uuid(table: "IcebergTable", path: str) -> str:
+    """The UUID in a metadata file. Iceberg writes it in the first line; what follows may be megabytes."""
+    with suppress(OSError), table.spec.io.new_input(path).open() as file:
+        found = _UUID.search(file.read(_HEAD))
+        if found is not None:
+            return found[1].decode()
+    return str(table.iceberg.TableMetadataParser.read(table.java.io(), path).uuid())
 
 
 def _glob(table: "IcebergTable", pattern: str) -> Iterator[str]:

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 from sink.errors import TableError
 from sink.targets.base import NO_FLOATS, REWRITE, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
+from sink.targets.locations import check_location
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -147,6 +148,8 @@ class IcebergState(TableState):
     def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         PROPERTIES.check(self.name, self.spec.properties_by_name, appends=appends, copies=copies)
         check_types(self)
+        for location in (self.spec.location, self.spec.properties_by_name.get("write.data.path", "")):
+            check_location(self.name, location)
 
     def check_fits(self, section: "TableSection") -> None:
         self._check_key(section)

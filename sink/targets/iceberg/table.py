@@ -46,7 +46,7 @@ from sink.targets.iceberg.dangling import dangling_deletes
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.history import IcebergHistory
-from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_removed
+from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_removed, stored_at
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
@@ -866,6 +866,9 @@ class IcebergTable(IcebergState, Target):
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
         return expired(self, older_than, retain_last, keep)
+
+    def stored_at(self) -> int:
+        return stored_at(self)
 
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
         return orphans_removed(self, older_than, dry_run=dry_run)
