@@ -9,6 +9,8 @@ from deltawriters.keyindex.runs import RunInfo
 from deltawriters.keyindex.vector_log import DeletionVectors
 
 _FORMAT = 2
+_HASHED = "2 "
+"""Before the base, in an index whose low hashes have a base of its own."""
 
 
 class IndexLostError(Exception):
@@ -39,11 +41,11 @@ class IndexVersion:
     @property
     def base(self) -> int:
         """Base of the low hashes."""
-        return int(self.encoding.partition(": ")[0].removeprefix("2 "), 16)
+        return int(self.encoding.partition(": ")[0].removeprefix(_HASHED), 16)
 
     def is_encoded(self, encoding: str) -> bool:
         """Whether its keys are hashed in the way that `_encoding` describes."""
-        return self.encoding.partition(": ")[2] == encoding
+        return self.encoding.startswith(_HASHED) and self.encoding.partition(": ")[2] == encoding
 
     def to_json(self) -> bytes:
         """The manifest: a line with the format and the checksum of the rest, and then the rest."""
@@ -62,7 +64,7 @@ class IndexVersion:
             line, _, body = text.partition(b"\n")
             head = json.loads(line)
             if head["format"] != _FORMAT or head["crc32"] != zlib.crc32(body):
-                raise IndexLostError("the version's manifest is damaged")
+                raise IndexLostError("the version's manifest is damaged, or of another format")
             values = json.loads(body)
             values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
             values["vectors"] = DeletionVectors.from_json(values["vectors"], read)

@@ -6,8 +6,8 @@ The table property `rowdelta.<sink id>.key` stores the table's key, and which ke
 
 Each micro-batch is compared with it. If messages begin to state another key, the source has changed its primary key.
 From there on, rows that the table holds as one row may be several, or several may be one. So the sink applies nothing
-more until the user has decided. The table property `rowdelta.<sink id>.accepted-key` is the user's word that messages
-may state one more key. The sink itself never sets it, so SQL can in each format: `["id", "line"]`.
+more until the user has decided. The table property `rowdelta.<sink id>.accepted-keys` is the user's word that messages
+may state other keys too. The sink itself never sets it, so SQL can in each format: `[["id"], ["id", "line"]]`.
 """
 
 import json
@@ -77,8 +77,8 @@ def property_name(config: Config) -> str:
 
 
 def accepted_property(config: Config) -> str:
-    """Property by which the user accepts another key of the messages."""
-    return f"{property_prefix(config)}.accepted-key"
+    """Property by which the user accepts other keys of the messages."""
+    return f"{property_prefix(config)}.accepted-keys"
 
 
 def table_key(config: Config, resolved: ResolvedTable, table: TableState | None, sample: Sample) -> TableKey:
@@ -126,7 +126,7 @@ def compared(key: TableKey, stated: StatedKeys, section: TableSection, accepted:
     """Compare the keys that a micro-batch's messages state with the table's key. Returns the key with what is new.
 
     :param stated: keys that the messages state.
-    :param accepted: name of the table property by which the user accepts another key.
+    :param accepted: name of the table property by which the user accepts other keys.
     :raises TableError: messages state another key than before. The micro-batch must not be applied.
     """
     if key.configured:
@@ -150,7 +150,8 @@ def compared(key: TableKey, stated: StatedKeys, section: TableSection, accepted:
     rebuild = f"drop the table and {new} so that it is built anew"
     if not key.configured:
         raise TableError(f"{text}If {own} still tells rows apart, set key: [{own}] and run again; else {rebuild}.")
-    quoted = json.dumps(fields).replace("\\", "\\\\").replace("'", "\\'")
+    allowed = _united(key.messages, sorted(others, key=lambda fields: others[fields]))
+    quoted = json.dumps(allowed).replace("\\", "\\\\").replace("'", "\\'")
     raise TableError(
         f"{text}If key: [{own}] still tells rows apart, say so in SQL and run again: ALTER TABLE {section.target} SET "
         f"TBLPROPERTIES ('{accepted}' = '{quoted}'); else {rebuild}."
@@ -168,19 +169,20 @@ def may_spread(key: TableKey, stated: Iterable[Fields], section: TableSection) -
 
 
 def _accepted(table: TableState, name: str) -> Iterable[Fields]:
-    """The key that the user has accepted by the property, if any."""
+    """The keys that the user has accepted by the property."""
     text = table.property(name)
     if text is None:
         return ()
     try:
-        fields = json.loads(text)
+        keys = json.loads(text)
     except ValueError:
-        fields = None
-    if not isinstance(fields, list) or not all(isinstance(field, str) for field in fields):
+        keys = None
+    is_list = isinstance(keys, list) and all(isinstance(fields, list) and fields for fields in keys)
+    if not is_list or not all(isinstance(field, str) for fields in keys for field in fields):
         raise TableError(
-            f'{table.name}: the table property {name} is {text!r}, expected fields such as ["id", "line"].'
+            f'{table.name}: the table property {name} is {text!r}, expected keys such as [["id"], ["id", "line"]].'
         )
-    return (tuple(fields),)
+    return map(tuple, keys)
 
 
 def shown(names: Iterable[str]) -> str:

@@ -1114,7 +1114,7 @@ class TableSink:
         properties = self._topic_properties()
         if written.truncates and self.plan.changelog.source_order:
             properties[f"{self._prefix}.{_TRUNCATED}"] = json.dumps(dict(end))
-        properties |= self._streamed_property(written)
+        properties |= self._streamed_property(end, written)
         before = self._undecoded()
         undecoded = written.undecoded_since(before)
         if undecoded != before:
@@ -1127,12 +1127,13 @@ class TableSink:
             properties[name] = remembered
         return properties
 
-    def _streamed_property(self, written: Written) -> dict[str, str]:
+    def _streamed_property(self, end: Position, written: Written) -> dict[str, str]:
         """Table property that says where rows of the stream have come from, if it changes."""
         name = f"{self._prefix}.{_STREAMED}"
         if not self.plan.changelog.tells_snapshots:
-            is_new = self._config.source.type == "kafka" and self.table.property(name) != _EVERYWHERE
-            return {name: _EVERYWHERE} if is_new else {}
+            # a replay of dead letters reads nothing new, and has this mode in each table
+            reads = self._config.source.type == "kafka" and dict(end) != dict(self.position or {})
+            return {name: _EVERYWHERE} if reads and self.table.property(name) != _EVERYWHERE else {}
         known = self._streamed()
         # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
         streamed = written.streamed_partitions | (set() if written.truncates else known)

@@ -392,7 +392,7 @@ def _continues(folder: CheckpointFolder, position: Position, directory: str) -> 
 
     :param directory: see `HadoopFolders.fingerprint`.
     """
-    if position.get("directory") != directory:
+    if position.get("directory", directory) != directory:
         return False
     generation, batch = str(position["generation"]), int(position["batch"])
     if generation not in folder.generations():

@@ -175,8 +175,8 @@ class Topics(ABC):
         beyond = [partition for partition, end in latest.items() if start[partition] > end]
         self._check_ends(admin, table, {partition: start[partition] for partition in beyond})
         for partition in beyond:
-            # messages of a transaction that is still open were read, as by an older release; what the table has is
-            # left out
+            # messages of a transaction that is still open were read, with another isolation level; what the table has
+            # is left out
             start[partition] = latest[partition]
         return {partition: start[partition] for partition in latest}
 

@@ -364,8 +364,9 @@ def test_replay_applies_what_was_refused_but_undoes_nothing_newer(job: KafkaJob,
 
 
 def _positions(properties: list[Any]) -> Any:
-    (text,) = [row["value"] for row in properties if row["key"] == "rowdelta.shop.position"]
-    return json.loads(text)["position"]
+    """The position, and what came from where up to it."""
+    values = {row["key"]: row["value"] for row in properties}
+    return json.loads(values["rowdelta.shop.position"])["position"], values["rowdelta.shop.streamed"]
 
 
 def test_replay_undoes_nothing_newer_in_another_partition(job: KafkaJob, kafka: Kafka) -> None:

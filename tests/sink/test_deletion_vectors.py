@@ -59,5 +59,7 @@ def test_a_manifest_that_is_damaged_or_of_another_format_is_not_read() -> None:
     assert (read.base, read.sequence, read.vectors.get("data/1")) == (10, 7, vector(1))
     with pytest.raises(IndexLostError, match="damaged"):
         IndexVersion.from_json(text[:-1], files.__getitem__)
-    with pytest.raises(IndexLostError, match="damaged"):
+    assert read.is_encoded("1 long; v3")
+    assert not IndexVersion("1: 1 long; v3").is_encoded("1 long; v3"), "the hashes of the first indexes were others"
+    with pytest.raises(IndexLostError, match="of another format"):
         IndexVersion.from_json(text.replace(b'"format": 2', b'"format": 1'), files.__getitem__)

@@ -797,8 +797,7 @@ def test_files_of_others_newest_commits_are_no_orphans(spark: SparkSession, tmp_
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("new_job", [Job, DeltaJob])
-@pytest.mark.parametrize("commits", [False, True])
+@pytest.mark.parametrize(("new_job", "commits"), [(Job, False), (Job, True), (DeltaJob, False)])
 def test_a_clock_that_is_days_ahead(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: type[Job], commits: bool
 ) -> None:

@@ -1,6 +1,9 @@
 """Compares keys that a micro-batch's messages state with the known key, without a JVM. `test_keys` has the rest."""
 
+import json
+import re
 from collections.abc import Mapping
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -8,9 +11,10 @@ import pytest
 from changelog.decoding import StatedKeys
 from sink.config import TableSection
 from sink.errors import TableError
+from sink.run import keys
 from sink.run.keys import TableKey, compared, may_spread
 
-PROPERTY = "rowdelta.shop.accepted-key"
+PROPERTY = "rowdelta.shop.accepted-keys"
 
 
 def section(**entries: Any) -> TableSection:
@@ -47,10 +51,18 @@ def test_a_configured_key_learns_what_comes_first() -> None:
     known = learned(key, {("tenant", "id"): 4, ("id",): 2, (): 0})
     assert known.messages == (("id",), ("tenant", "id"))
     assert learned(known, {("id", "tenant"): 9, (): 8}) == known
-    with pytest.raises(
-        TableError, match=r"SET TBLPROPERTIES \('rowdelta\.shop\.accepted-key' = '\[\"id\", \"line\"\]'\); else"
-    ):
-        learned(known, {("id", "line"): 9})
+    with pytest.raises(TableError, match="from partition 0 offset 8 on it is id, part") as stopped:
+        learned(known, {("id", "line"): 9, ("line",): 10, ("id", "part"): 8})
+    (value,) = re.findall(r"SET TBLPROPERTIES \('rowdelta\.shop\.accepted-keys' = '(.*)'\); else", str(stopped.value))
+    accepted = [["id"], ["tenant", "id"], ["id", "part"], ["id", "line"], ["line"]]
+    assert json.loads(value) == accepted, "one statement is enough for all keys of the micro-batch"
+
+
+@pytest.mark.parametrize("value", ["id", "[]]", '["id"]', "[[]]", "[[1]]", '{"id": 1}'])
+def test_what_is_accepted_is_a_list_of_keys(value: str) -> None:
+    table: Any = SimpleNamespace(name="lake.shop.orders", property=lambda _: value)
+    with pytest.raises(TableError, match=r"lake\.shop\.orders: the table property the-name is .*expected keys such as"):
+        list(keys._accepted(table, "the-name"))
 
 
 def test_it_is_remembered_as_it_is() -> None:

@@ -134,7 +134,10 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
 
 def stored_at(table: "IcebergTable") -> int:
     """See `Target.stored_at`."""
-    path = table.jvm.org.apache.hadoop.fs.Path(str(table.java.operations().current().metadataFileLocation()))
+    location = table.java.operations().current().metadataFileLocation()
+    if location is None:  # the catalog keeps it elsewhere
+        return int(time.time() * 1000)
+    path = table.jvm.org.apache.hadoop.fs.Path(str(location))
     status = path.getFileSystem(table.spark._jsc.hadoopConfiguration()).getFileStatus(path)
     return int(status.getModificationTime())
 
@@ -162,8 +165,11 @@ def _other_table(table: "IcebergTable") -> str | None:
                 old.append(path)
     # a table whose catalog deletes none of them has one for each commit since its creation
     with ThreadPoolExecutor(_READERS) as readers:
-        uuids = readers.map(partial(_uuid, table), old)
-        return next((path for path, uuid in zip(old, uuids, strict=True) if uuid != str(metadata.uuid())), None)
+        try:
+            uuids = readers.map(partial(_uuid, table), old)
+            return next((path for path, uuid in zip(old, uuids, strict=True) if uuid != str(metadata.uuid())), None)
+        finally:
+            readers.shutdown(wait=False, cancel_futures=True)
 
 
 def _uuid(table: "IcebergTable", path: str) -> str:

@@ -148,8 +148,7 @@ class IcebergState(TableState):
     def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         PROPERTIES.check(self.name, self.spec.properties_by_name, appends=appends, copies=copies)
         check_types(self)
-        for location in (self.spec.location, self.spec.properties_by_name.get("write.data.path", "")):
-            check_location(self.name, location)
+        check_location(self.name, self.spec.properties_by_name.get("write.data.path", self.spec.location))
 
     def check_fits(self, section: "TableSection") -> None:
         self._check_key(section)
