@@ -87,7 +87,7 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
     :param table: the table, if it exists.
     :param sample: sample of the source's messages. It is read only if the key isn't known otherwise.
     :raises ConfigError: the messages don't state exactly one key, or the table can't have this key.
-    :raises TableError: the writers don't know the type of a column.
+    :raises TableError: the writers don't know the type of a column, or a property of the key isn't one.
     :raises NoMessagesError: there are no messages yet.
     """
     section, path = resolved.section, resolved.path
@@ -169,7 +169,10 @@ def may_spread(key: TableKey, stated: Iterable[Fields], section: TableSection) -
 
 
 def _accepted(table: TableState, name: str) -> Iterable[Fields]:
-    """The keys that the user has accepted by the property."""
+    """The keys that the user has accepted by the property.
+
+    :raises TableError: its value is something else.
+    """
     text = table.property(name)
     if text is None:
         return ()

@@ -364,15 +364,10 @@ class DeltaTable(Target):
         if known is not None and checked >= until:
             return known, None
         commits: Sequence[Commit] | None = self._live.commits_since(checked)
-        if commits is None and not gives_up:
-            commits = self.log.commits(checked + 1, until, with_actions=False)
         if commits is None and gives_up:
-            if known is None:
-                first = self.log.commits(after + 1, min(until, after + _FIRST), with_actions=False) or ()
-                known, _ = made_and_taken_back(first, operation)
-                if known is not None:
-                    self._made_by[operation] = known, known
-            return known, None
+            return self._made_soon(operation, after, until) if known is None else known, None
+        if commits is None:
+            commits = self.log.commits(checked + 1, until, with_actions=False)
         if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
             return None, None
         made, restored = made_and_taken_back((c for c in commits if c.version <= until), operation)
@@ -380,6 +375,14 @@ class DeltaTable(Target):
         if made is not None and restored is None:
             self._made_by[operation] = made, until
         return made, restored
+
+    def _made_soon(self, operation: str, after: int, until: int) -> int | None:
+        """The version that an operation made, if it is one of the first after the version `after`."""
+        commits = self.log.commits(after + 1, min(until, after + _FIRST), with_actions=False) or ()
+        made, _ = made_and_taken_back(commits, operation)
+        if made is not None:
+            self._made_by[operation] = made, made
+        return made
 
     def _has_files_of(self, operation: str, snapshot: Snapshot) -> bool:
         """Whether a file is live that the sink's commit added, or to which rows were moved after it. Then the table

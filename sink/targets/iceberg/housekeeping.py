@@ -137,9 +137,8 @@ def stored_at(table: "IcebergTable") -> int:
     location = table.java.operations().current().metadataFileLocation()
     if location is None:  # the catalog keeps it elsewhere
         return int(time.time() * 1000)
-    path = table.jvm.org.apache.hadoop.fs.Path(str(location))
-    status = path.getFileSystem(table.spark._jsc.hadoopConfiguration()).getFileStatus(path)
-    return int(status.getModificationTime())
+    path, file_system = _on_storage(table, str(location))
+    return int(file_system.getFileStatus(path).getModificationTime())
 
 
 def _keeps_all(table: "IcebergTable") -> bool:
@@ -155,7 +154,7 @@ def _other_table(table: "IcebergTable") -> str | None:
     own = {str(entry.file()).rpartition("/")[2] for entry in table.elements(metadata.previousFiles())}
     own.add(str(metadata.metadataFileLocation()).rpartition("/")[2])
     own_folder = f"{in_one_form(table.spec.location).rstrip('/')}/metadata"
-    old = list[str]()
+    uuid, old = str(metadata.uuid()), list[str]()
     for pattern in ("metadata", "{data,metadata}/{metadata,*/metadata,*/*/metadata}"):
         for path in _glob(table, f"{pattern}/*.metadata.json"):
             folder, _, name = path.rpartition("/")
@@ -166,8 +165,8 @@ def _other_table(table: "IcebergTable") -> str | None:
     # a table whose catalog deletes none of them has one for each commit since its creation
     with ThreadPoolExecutor(_READERS) as readers:
         try:
-            uuids = readers.map(partial(_uuid, table), old)
-            return next((path for path, uuid in zip(old, uuids, strict=True) if uuid != str(metadata.uuid())), None)
+            found = zip(old, readers.map(partial(_uuid, table), old), strict=True)
+            return next((path for path, others in found if others != uuid), None)
         finally:
             readers.shutdown(wait=False, cancel_futures=True)
 
@@ -183,18 +182,24 @@ def _uuid(table: "IcebergTable", path: str) -> str:
 
 def _glob(table: "IcebergTable", pattern: str) -> Iterator[str]:
     """Paths of what matches below the table's folder."""
-    path = table.jvm.org.apache.hadoop.fs.Path(f"{in_pattern(table.spec.location)}/{pattern}")
-    for status in path.getFileSystem(table.spark._jsc.hadoopConfiguration()).globStatus(path) or ():
+    path, file_system = _on_storage(table, f"{in_pattern(table.spec.location)}/{pattern}")
+    for status in file_system.globStatus(path) or ():
         yield str(status.getPath().toString())
 
 
 def _own_folders(table: "IcebergTable") -> Iterator[str]:
     """Those of the table's folders that exist."""
-    path = table.jvm.org.apache.hadoop.fs.Path
     for name in ("data", "metadata"):
         folder = f"{table.spec.location.rstrip('/')}/{name}"
-        if path(folder).getFileSystem(table.spark._jsc.hadoopConfiguration()).exists(path(folder)):
+        path, file_system = _on_storage(table, folder)
+        if file_system.exists(path):
             yield folder
+
+
+def _on_storage(table: "IcebergTable", location: str) -> tuple[JavaObject, JavaObject]:
+    """A path, or a pattern of paths, and the file system that has it, both Hadoop's."""
+    path = table.jvm.org.apache.hadoop.fs.Path(location)
+    return path, path.getFileSystem(table.spark._jsc.hadoopConfiguration())
 
 
 def _actions(table: "IcebergTable") -> JavaObject:
