@@ -50,6 +50,7 @@ from changelog.rows import (
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, spark_type
+from changelog.values.encoded import MAYBE_BASE64
 from changelog.values.nested import has_more, is_nested
 
 CHANGES_PER_RECORD = 1 << 16
@@ -74,11 +75,17 @@ _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 Mask = npt.NDArray[np.bool_]
 Observed = Mapping[str, str]
 """What messages have and the table can't store: name of a field or column -> the Spark SQL type that it needs. An empty
-type means that the column must become optional. With `schema_changes: fail` the type `MISSING` means that the messages
+type means that the column must become optional. `MAYBE_BASE64` is a `string` whose texts look like base64. With `schema_changes: fail` the type `MISSING` means that the messages
 lack the field.
 """
 
 MISSING = "missing"
+
+
+def observed_type(wire: WireType) -> str:
+    """The type that a field's column needs, as in `Observed`."""
+    return MAYBE_BASE64 if wire.name == MAYBE_BASE64 else spark_type(wire).simpleString()
+
 
 StatedKeys = Mapping[tuple[str, ...], tuple[int, int]]
 """Keys that messages state: names of the key's fields (`MessageKey.fields`) -> (partition, offset) of the first record
@@ -389,7 +396,7 @@ class _TaskDecoder:
 
     def _observe_fields(self, changes: Changes) -> None:
         known = {column.field for column in self._spec.columns} | self._spec.excluded
-        new = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items() if name not in known}
+        new = {name: observed_type(wire) for name, wire in changes.unknown.items() if name not in known}
         self.observed = merged_types(self.observed, new)
 
     def _observe_missing(self, raw: pa.RecordBatch, changes: Changes) -> None:

@@ -24,6 +24,7 @@ import pyarrow.json as pj
 
 from changelog.changes import NUMERAL, Rejected, WireType
 from changelog.rows import BadRecord
+from changelog.values.encoded import MAYBE_BASE64, looks_like_base64
 
 
 @dataclass(frozen=True)
@@ -480,7 +481,7 @@ def _unknown(shape: Shape, array: pa.Array) -> dict[str, WireType]:
         if part.name in shape.fields:
             _merge(found, _unknown(shape.fields[part.name], array.field(part.name)))
         elif shape.watched and array.field(part.name).null_count < len(array):
-            found[part.name] = _text_if_large(array.field(part.name)) or _guess(part.type)
+            found[part.name] = _guess_of(array.field(part.name))
     return found
 
 
@@ -498,7 +499,8 @@ def _unknown_of(shape: Shape, document: Any) -> dict[str, WireType]:
             _merge(found, _unknown_of(shape.fields[name], value))
         elif shape.watched and value is not None:
             is_float = isinstance(value, Numeral) and not value.lstrip("-").isdigit()
-            found[name] = _guess(pa.float64() if is_float else _arrow_type(_tag(value)))
+            dtype = pa.float64() if is_float else _arrow_type(_tag(value))
+            found[name] = _guess_of(pa.array([value])) if type(value) is str else _guess(dtype)
     return found
 
 
@@ -511,13 +513,13 @@ def _merge(fields: dict[str, WireType], more: Mapping[str, WireType]) -> None:
             fields[name] = WireType("double" if numbers else "string")
 
 
-def _text_if_large(values: pa.Array) -> WireType | None:
-    """A string type if the values may be integers of more than 64 bits, or else None. Arrow reads such integers as
-    rounded floats; text keeps them exactly.
-    """
-    if not pa.types.is_float64(values.type) or not pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py():
-        return None
-    return WireType("string")
+def _guess_of(values: pa.Array) -> WireType:
+    """A guess by the values too. Arrow reads integers of more than 64 bits as rounded floats; text keeps them exactly."""
+    if pa.types.is_float64(values.type) and pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py():
+        return WireType("string")
+    if pa.types.is_string(values.type) and looks_like_base64(values):
+        return WireType("string", MAYBE_BASE64)
+    return _guess(values.type)
 
 
 def _guess(dtype: pa.DataType) -> WireType:

@@ -9,7 +9,13 @@ import pyarrow.compute as pc
 
 from changelog.values.arrays import binary, only, pieces, present
 
+MAYBE_BASE64 = "maybe base64"
+"""In place of a logical type, for texts without a schema that look like base64 of a few bytes (`looks_like_base64`)."""
+
 _BAD = 255
+_LONGEST_SHORT = 24
+"""Base64 of a decimal with 38 digits has so many characters."""
+_WORD = "^(?:[A-Z]?[a-z0-9]*|[A-Z0-9]*)$"
 _PAD = 64
 
 
@@ -63,6 +69,18 @@ def from_base64(values: pa.Array) -> pa.Array:
         kept[ends[two] * 3 + 1] = False
         data = data[kept]
     return binary(data, lengths, valid)
+
+
+def looks_like_base64(texts: pa.Array) -> bool:
+    """Whether all texts (string) are base64 of a few bytes, as Kafka Connect's JSON has decimals and short bytes, and
+    not only words or codes of four or eight letters.
+    """
+    texts = texts.drop_null()
+    if not len(texts) or pc.max(pc.binary_length(texts)).as_py() > _LONGEST_SHORT:
+        return False
+    if not pc.any(pc.invert(pc.match_substring_regex(texts, _WORD))).as_py():
+        return False
+    return bool(from_base64(texts).null_count == 0)
 
 
 def to_base64(values: pa.Array) -> pa.Array:

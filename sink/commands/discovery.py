@@ -16,9 +16,11 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from changelog.changes import RAW_SCHEMA, BadOptionError, UnavailableError
 from changelog.recognition import Recognized, json_rows, kind_options, recognize
 from changelog.schema_registry import Registry, RegistryError
+from changelog.values.encoded import looks_like_base64
 from sink.config import Config, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
+from sink.run.columns import column_type
 from sink.run.inference import infer_fields, message_keys, raw_records
 from sink.sources.kafka_client import Broker, Message
 from sink.targets.capabilities import ICEBERG
@@ -52,7 +54,6 @@ _ORDER_PATHS: Mapping[str, Sequence[tuple[str, str]]] = {
 Maxwell, all are.
 """
 
-_BASE64 = re.compile(r"(?:[A-Za-z0-9+/]{4})*(?:[A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=|[A-Za-z0-9+/]{4})")
 _DECIMAL = re.compile(r"[+-]?\d+\.\d+")
 _TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)")
 _WALL_CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?")
@@ -295,7 +296,7 @@ def _found(
     types: Mapping[str, str] = {}
     stated: frozenset[tuple[str, ...]] = frozenset()
     try:
-        types = infer_fields(source, records)
+        types = {column: column_type(dtype) for column, dtype in infer_fields(source, records).items()}
         stated = message_keys(source, records)
     except UnavailableError:
         raise
@@ -412,8 +413,7 @@ def _guess_of_text(texts: Sequence[str], *, is_debezium: bool) -> str:
     for pattern, dtype in ((_TIME, "timestamp"), (_WALL_CLOCK, "timestamp_ntz"), (_DATE, "date")):
         if all(map(pattern.fullmatch, texts)):
             return f"may be a {dtype}: then write {dtype}"
-    is_base64 = all(map(_BASE64.fullmatch, texts)) and any(text.endswith("=") for text in texts)
-    if is_debezium and is_base64 and all(len(text) <= 24 for text in texts):
+    if is_debezium and looks_like_base64(pa.array(texts)):
         return "base64: a decimal (then write decimal(p,s), as the source has it) or bytes (binary)"
     return ""
 

@@ -340,6 +340,7 @@ class TableSection(Section):
     :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
         (`sink.run.keys`).
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
+    :param types: name, or regular expression for names -> Spark SQL type of columns that `columns` doesn't name.
     :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
     :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
     """
@@ -349,6 +350,7 @@ class TableSection(Section):
     key: Columns = Field(default_factory=list)
     keys: dict[str, Columns] = Field(default_factory=dict)
     columns: dict[str, Annotated[ColumnSection, BeforeValidator(_column)]] | None = None
+    types: dict[str, str] = Field(default_factory=dict)
     exclude: list[str] = Field(default_factory=list)
     metadata: list[Metadata] = Field(default_factory=list)
     schema_changes: Literal["evolve", "ignore", "fail"] = "evolve"
@@ -383,6 +385,18 @@ class TableSection(Section):
                 raise ValueError(f"{name}: a column name may not contain ' or .")
         return value
 
+    @field_validator("types")
+    @classmethod
+    def _types(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise MisplacedError(
+                    f"{name!r} is neither a column's name nor a regular expression for names: {error}", name
+                ) from None
+        return value
+
     @field_validator("partition_by")
     @classmethod
     def _partition_by(cls, value: list[str]) -> list[str]:
@@ -405,6 +419,12 @@ class TableSection(Section):
     @property
     def order_columns(self) -> list[OrderColumn]:
         return [OrderColumn.parse(text) for text in self.order_by]
+
+    def declared_type(self, column: str) -> str | None:
+        """The type that `types` gives a column: by its name, or else by the first expression for its whole name."""
+        if column in self.types:
+            return self.types[column]
+        return next((dtype for name, dtype in self.types.items() if re.fullmatch(name, column)), None)
 
     @property
     def catalog(self) -> str:
@@ -521,6 +541,11 @@ class TableSection(Section):
                         f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower "
                         "case",
                         "columns",
+                    )
+            for name in self.types:
+                if name in self.columns:
+                    raise MisplacedError(
+                        f"types names {name!r}, whose type columns says; remove it from one of them", "types", name
                     )
             for name in self.exclude:
                 if name in self.columns:

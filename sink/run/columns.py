@@ -6,6 +6,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from changelog.decoding import METADATA
+from changelog.values.encoded import MAYBE_BASE64
 from sink.config import TableSection
 from sink.errors import ConfigError
 from sink.spark.versions import parse_ddl
@@ -15,7 +16,7 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
     """The stored `columns` and metadata columns as a Spark schema. Key columns can't be null. None if the configuration
     names no columns and `types` has none.
 
-    :param types: Spark SQL types of the columns, used if the configuration names no columns.
+    :param types: types of the columns, as in `Observed`, used if the configuration names no columns.
     :raises ConfigError: a type is invalid, or a key can't have it.
     """
     if table.columns is not None:
@@ -24,7 +25,8 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         return None
     fields = []
     for name, text in types.items():
-        fields.append(T.StructField(name, parse_type(text, f"{path}.columns.{name}"), nullable=name not in table.key))
+        dtype = parse_type(column_type(text), f"{path}.columns.{name}")
+        fields.append(T.StructField(name, dtype, nullable=name not in table.key))
     fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
     advice = "" if table.columns is not None else " (columns: say the types of all columns)"
     for name in table.key:
@@ -38,6 +40,11 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         if not isinstance(dtype, T.AtomicType):
             raise ConfigError(f"{path}.key: {name} is a {types[name]}; a key can't have parts. Use string{advice}.")
     return T.StructType(fields)
+
+
+def column_type(observed: str) -> str:
+    """The Spark SQL type of the column for an observed type (`changelog.decoding.Observed`)."""
+    return "string" if observed == MAYBE_BASE64 else observed
 
 
 def parse_type(text: str, path: str) -> T.DataType:

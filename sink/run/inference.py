@@ -12,12 +12,11 @@ from pyspark.sql.types import StructType
 
 from changelog import formats
 from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected
-from changelog.decoding import merged_types
+from changelog.decoding import merged_types, observed_type
 from changelog.message_keys import of_changes
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
-from changelog.values import spark_type
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
 from sink.sources.kafka import READ_OPTIONS
@@ -41,7 +40,7 @@ class Sample(Protocol):
     """Messages of one table's source. They are read when they are needed first."""
 
     def columns(self) -> dict[str, str] | None:
-        """Name -> Spark SQL type of each field. None if the source has no messages yet.
+        """Name -> type of each field, as in `changelog.decoding.Observed`. None if the source has no messages yet.
 
         If the messages have a schema, the types are exact. For plain JSON they are a guess, so the user should look at
         them (`rowdelta check`).
@@ -180,11 +179,11 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
 
 
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
-    """Name -> Spark SQL type of each field of raw records (`RAW_SCHEMA`)."""
+    """Name -> type of each field of raw records (`RAW_SCHEMA`), as in `Observed`."""
     found: Mapping[str, str] = {}
     for _, batch in _decoded(config, records):
         for changes in (part for part in batch if isinstance(part, Changes)):
-            seen = {name: spark_type(wire).simpleString() for name, wire in changes.unknown.items()}
+            seen = {name: observed_type(wire) for name, wire in changes.unknown.items()}
             found = merged_types(found, seen)
     return dict(found)
 

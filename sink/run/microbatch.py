@@ -53,8 +53,10 @@ from sink.run.patterns import ResolvedTable
 from sink.run.plan import (
     TablePlan,
     declared_changes,
+    declared_types,
     deletes_by_value,
     evolved_columns,
+    maybe_decimals,
     needs_global_deletes,
     plan_table,
     shown_changes,
@@ -1028,7 +1030,10 @@ class TableSink:
         can = self._config.capabilities(self.plan.section.target)
         changes = evolved_columns(self.plan, observed, can) if observed else {}
         if changes:
-            log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(observed))
+            new = {name: dtype.simpleString() if dtype else "" for name, dtype in changes.items()}
+            log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(new))
+            for warning in maybe_decimals(self._config, declared_types(self.plan.section, observed)):
+                log.warning("%s: %s", self.table.name, warning)
             self.table.refresh()
             if not self._is_altered():  # else others altered it; compare with their schema first
                 self.table.evolve(changes)

@@ -15,11 +15,12 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values.encoded import MAYBE_BASE64
 from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
 from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
-from sink.run.columns import parse_type, wanted_columns
+from sink.run.columns import column_type, parse_type, wanted_columns
 from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, property_name, table_key, with_key
@@ -83,12 +84,13 @@ def plan_table(
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
 
-    :param types: inferred Spark SQL types of the columns, if the table doesn't exist and the configuration doesn't
-        name columns.
+    :param types: `inferred_columns`, if the table doesn't exist and the configuration doesn't name columns.
     :raises ConfigError: the configuration is wrong.
     :raises TableError: configuration and table contradict each other.
     """
     section, path = resolved.section, resolved.path
+    for name, text in section.types.items():
+        parse_type(text, f"{path}.types.{name}")
     wanted = wanted_columns(section, path, None if table else types)
     if table is None:
         _check_parent(catalogs, section, path)
@@ -128,6 +130,7 @@ def plan_table(
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
     order = _row_order(section, path, columns)
     warnings = [*ignored, *(_large_files(config, section, table) if table is not None and order is not None else ())]
+    warnings += maybe_decimals(config, types or {}) if table is None else _undeclared(section, columns)
     return replace(plan, warnings=tuple(warnings), order=order)
 
 
@@ -182,6 +185,7 @@ def inferred_columns(
     config: Config, section: TableSection, table: TableState | None, sample: Sample
 ) -> dict[str, str] | None:
     """Columns inferred from messages, if the table doesn't exist and the configuration doesn't name columns; else None.
+    Name -> type, as `types` of the configuration says it, or else as in `Observed`.
 
     :raises NoMessagesError: the source has no messages yet.
     """
@@ -189,7 +193,43 @@ def inferred_columns(
         return None
     if config.source.type == "kafka" and sample.is_empty:
         raise NoMessagesError(section.target, section.source)
-    return sample.columns()
+    found = sample.columns()
+    return None if found is None else declared_types(section, found)
+
+
+def declared_types(section: TableSection, found: Mapping[str, str]) -> dict[str, str]:
+    """Types of new columns: those that the configuration declares, or else those that were found."""
+    return {name: section.declared_type(name) or dtype for name, dtype in found.items()}
+
+
+def maybe_decimals(config: Config, new: Mapping[str, str]) -> Iterator[str]:
+    """A warning if new columns become text whose values look like base64 decimals. Only Debezium's JSON has such.
+
+    :param new: types of new columns, as in `Observed`.
+    """
+    names = sorted(name for name, dtype in new.items() if dtype == MAYBE_BASE64)
+    source = config.source
+    if not names or source.format != "debezium-json":
+        return
+    if source.format_options.get("decimal.handling.mode", "precise") == "precise":
+        yield (
+            f"{', '.join(names)}: the text looks like base64, in which Debezium sends decimals without a schema, and "
+            f'the column becomes string for good. If it is a decimal, declare it (types: {{{names[0]}: "decimal(p,s)"}}'
+            "), or let the connector send text (decimal.handling.mode: string, in source.format_options too); "
+            "docs/change-a-table.md says how to correct a column that is there"
+        )
+
+
+def _undeclared(section: TableSection, columns: tuple[ColumnSpec, ...]) -> Iterator[str]:
+    """A warning for each column that `types` names, and that was there first with another type."""
+    for column in columns:
+        text = section.types.get(column.name)
+        declared = None if text is None else parse_ddl(text)
+        if declared is not None and declared != column.type and not is_wider(column.type, declared):
+            yield (
+                f"column {column.name} is {column.type.simpleString()}, but types says {text}: it says the types of "
+                "columns that the table doesn't have yet; docs/change-a-table.md says how to change a column's type"
+            )
 
 
 def needs_global_deletes(plan: TablePlan) -> bool:
@@ -239,10 +279,11 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
                 f"be empty or longer than {_LONGEST_NAME}, begin with {PREFIX} or be one of {can.name}'s own. {advice}"
             )
         known[name.lower()] = name
+    observed |= declared_types(plan.section, {name: observed[name] for name in new})
     types: dict[str, T.DataType | None] = {}
     for name, dtype in observed.items():
         try:
-            types[name] = parse_ddl(dtype) if dtype else None
+            types[name] = parse_ddl(column_type(dtype)) if dtype else None
         except PySparkException:
             # a name inside the type isn't an identifier, such as `$oid`
             raise TableError(
@@ -320,7 +361,7 @@ def _can_be_column(name: str, can: Capabilities) -> bool:
 def shown_changes(observed: Observed) -> str:
     """Text for people: `note string, amount bigint, region may be null`."""
     words = {"": "may be null", MISSING: "is missing"}
-    return ", ".join(f"{name} {words.get(dtype, dtype)}" for name, dtype in sorted(observed.items()))
+    return ", ".join(f"{name} {words.get(dtype) or column_type(dtype)}" for name, dtype in sorted(observed.items()))
 
 
 def _plan(

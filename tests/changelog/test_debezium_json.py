@@ -17,6 +17,7 @@ from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
 from changelog.row_images import differ
 from changelog.rows import BAD, SNAPSHOT
 from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values.encoded import MAYBE_BASE64
 from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec, sql
 
 COLUMNS = {"id": "bigint", "v": "string"}
@@ -752,6 +753,31 @@ def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str, is_en
     (rows,) = decoder([raw_records(messages(value))])
     assert rows.column("id").to_pylist() == [1]
     assert observed == [{"qty": "bigint"}]
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+@pytest.mark.parametrize(
+    ("values", "observed"),
+    [
+        (["BNI=", None, "ASbs"], MAYBE_BASE64),
+        (["ASbs"], MAYBE_BASE64),  # 75.500: three bytes need no padding
+        (["BNI=", "a note"], "string"),
+        (["open", "paid", "AB12", "Shop"], "string"),
+        (["", None], "string"),
+        (["AAECAwQFBgcICQoLDA0ODxAREhM="], "string"),  # more bytes than a decimal has
+        (["BNI=", 7], "string"),
+        ([7], "bigint"),
+    ],
+)
+def test_new_fields_that_look_like_base64_decimals(values: list[Any], observed: str, flattened: bool) -> None:
+    """Each batch may have one of the values, and each record may be read alone."""
+    rows = [{"id": n, **({} if value is None else {"weight": value})} for n, value in enumerate(values)]
+    events = rows if flattened else [{"before": None, "after": row, "op": "c"} for row in rows]
+    table = spec(COLUMNS, options={"flattened": str(flattened).lower()}, schema_changes="evolve")
+    for batches in ([raw_records(messages(*events))], [raw_records(messages(event)) for event in events]):
+        found: list[dict[str, str]] = []
+        list(ChangelogDecoder("debezium-json", table, found.append)(batches))
+        assert found == [{"weight": observed}]
 
 
 @pytest.mark.parametrize(("column", "fits"), [("int", []), ("decimal(6,0)", [1]), ("float", [1])])

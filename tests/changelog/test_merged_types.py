@@ -9,13 +9,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from changelog.decoding import MISSING, merged_types
+from changelog.values.encoded import MAYBE_BASE64
 
 DECIMALS = st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: f"decimal({p},{s})"))
 TYPES = st.one_of(
     st.sampled_from(["tinyint", "smallint", "int", "bigint", "float", "double", "string", "date", "array<int>"]),
     DECIMALS,
 )
-OBSERVED = st.dictionaries(st.sampled_from(["a", "b"]), st.one_of(TYPES, st.sampled_from(["", MISSING])))
+MARKS = st.sampled_from(["", MISSING, MAYBE_BASE64])
+OBSERVED = st.dictionaries(st.sampled_from(["a", "b"]), st.one_of(TYPES, MARKS))
 BITS = {"tinyint": 8, "smallint": 16, "int": 32, "bigint": 64}
 
 
@@ -48,7 +50,7 @@ def test_the_same_again_changes_nothing(observed: dict[str, str]) -> None:
     assert merged_types(observed, {}) == observed
 
 
-@given(st.lists(st.one_of(TYPES, st.sampled_from(["", MISSING])), min_size=3, max_size=3))
+@given(st.lists(st.one_of(TYPES, MARKS), min_size=3, max_size=3))
 def test_tasks_may_report_in_any_order(types: list[str]) -> None:
     """Spark merges what tasks saw as they finish."""
     merged = [reduce(merged_types, [{"a": t} for t in order]) for order in permutations(types)]
