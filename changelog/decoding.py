@@ -75,8 +75,8 @@ _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 Mask = npt.NDArray[np.bool_]
 Observed = Mapping[str, str]
 """What messages have and the table can't store: name of a field or column -> the Spark SQL type that it needs. An empty
-type means that the column must become optional. `MAYBE_BASE64` is a `string` whose texts look like base64. With `schema_changes: fail` the type `MISSING` means that the messages
-lack the field.
+type means that the column must become optional. `MAYBE_BASE64` is a `string` whose texts look like base64. With
+`schema_changes: fail` the type `MISSING` means that the messages lack the field.
 """
 
 MISSING = "missing"

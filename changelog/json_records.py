@@ -514,7 +514,7 @@ def _merge(fields: dict[str, WireType], more: Mapping[str, WireType]) -> None:
 
 
 def _guess_of(values: pa.Array) -> WireType:
-    """A guess by the values too. Arrow reads integers of more than 64 bits as rounded floats; text keeps them exactly."""
+    """A guess by the values too. Arrow reads integers of more than 64 bits as rounded floats; text has all digits."""
     if pa.types.is_float64(values.type) and pc.any(pc.greater_equal(pc.abs(values), 2.0**63)).as_py():
         return WireType("string")
     if pa.types.is_string(values.type) and looks_like_base64(values):
