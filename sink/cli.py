@@ -230,10 +230,9 @@ def _parser() -> argparse.ArgumentParser:
             "the databases of the section verify. Changes nothing."),
         add("status", _status, "show each table's snapshot, position and lag",
             "Shows per table the last snapshot, the stored source position and how far it is behind. Changes nothing."),
-        warming := add("warm", _warm, "make the next starts faster",
+        add("warm", _warm, "make the next starts faster",
             "Writes the classes that the JVM loads into an archive in the user's cache folder "
-            "($XDG_CACHE_HOME/rowdelta, 170 MB), from which the next starts take them. A run makes it too, in the "
-            "background, when it has ended, unless ROWDELTA_WARM=no is in its environment. Only for a local master."),
+            "($XDG_CACHE_HOME/rowdelta, 170 MB), from which the next starts take them. Only for a local master."),
         listing := add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip
@@ -244,7 +243,9 @@ def _parser() -> argparse.ArgumentParser:
         action="store_true",
         help="print instead what they would bring in without need, for --exclude-packages",
     )
-    warming.add_argument("--in-background", action="store_true", help=argparse.SUPPRESS)
+    with_config[0].add_argument(
+        "--verbose", action="store_true", help="print also what the JVM prints at its start, and each commit's position"
+    )
     _add_package(add)
     _add_init(add)
     _add_history(add)
@@ -452,6 +453,8 @@ def _add_dead_letters(commands: "argparse._SubParsersAction[argparse.ArgumentPar
 
 def _run(args: argparse.Namespace) -> int:
     config = _load(args)
+    if args.verbose:
+        log.setLevel(logging.DEBUG)
     if config.sink.log_format == "json":
         logs.use_json(config.sink.id)
     with _watching(config) as observer:
@@ -496,7 +499,6 @@ def _run_watched(args: argparse.Namespace, config: "Config", observer: "Observer
         pipeline = Pipeline(spark, config, observer or nobody)
         with stops_on_signals(spark, pipeline):
             pipeline.run()
-    session.warm_later(config, Path(args.config))
     return 0
 
 
@@ -504,7 +506,7 @@ def _warm(args: argparse.Namespace) -> int:
     config = _load(args)
     from sink.commands import training
 
-    for line in training.warm(Path(args.config), config, in_background=args.in_background):
+    for line in training.warm(Path(args.config), config):
         print(line, flush=True)
     return 0
 

@@ -37,7 +37,7 @@ def main() -> int:
     work = options.work or Path(tempfile.mkdtemp(prefix="rowdelta-soak-"))
     report.keep_others(options.results, options.formats)
     try:
-        wrong = run(plan, Job(work, tuple(options.formats), warm=True), options.results)
+        wrong = run(plan, Job(work, tuple(options.formats)), options.results)
     finally:
         if options.work is None:
             shutil.rmtree(work, ignore_errors=True)

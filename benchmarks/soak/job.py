@@ -39,15 +39,9 @@ class SoakError(RuntimeError):
 
 
 class Job:
-    """A sink with a table of each format, which reads change files from a folder for each.
+    """A sink with a table of each format, which reads change files from a folder for each."""
 
-    :param warm: whether the sink makes an archive of its classes and starts with it, as by default. That pays off only
-        if it starts often.
-    """
-
-    def __init__(
-        self, folder: Path, formats: tuple[str, ...] = FORMATS, memory: str = "2g", *, warm: bool = False
-    ) -> None:
+    def __init__(self, folder: Path, formats: tuple[str, ...] = FORMATS, memory: str = "2g") -> None:
         self.formats = formats
         self.folder = folder
         self.starts = 0
@@ -55,8 +49,6 @@ class Job:
         self._port = 0
         self._memory = memory
         self._environment = own_environment()
-        if warm:
-            del self._environment["ROWDELTA_WARM"]
         for name in formats:
             self.source(name).mkdir(parents=True)
 

@@ -41,17 +41,14 @@ _OF_THE_JOB = (
 _NOBODY = "127.0.0.1:9"
 
 
-def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
+def warm(path: Path, config: Config) -> Iterator[str]:
     """Make the archive for the runs of a configuration. Yields lines that say what happens.
 
     :param path: the configuration file.
     :param config: its content.
-    :param in_background: run with low priority, and give up if another process is making the archive.
     :raises ConfigError: a run of this configuration can't use an archive.
     :raises RowdeltaError: this JVM can't make one.
     """
-    if in_background:
-        os.nice(19)
     options = session.settings(config)
     if not jars.are_ours(options):
         raise ConfigError(
@@ -65,7 +62,7 @@ def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
             packages = jars.recorded(options)
         if packages is None:
             raise RowdeltaError("the jars of the packages can't be remembered: there is no cache folder to write to.")
-        _go_on(path, in_background=in_background)
+        _go_on(path)
         return
     found = archive.find(options, packages)
     if found is None:
@@ -74,19 +71,18 @@ def warm(path: Path, config: Config, *, in_background: bool) -> Iterator[str]:
         yield f"{found.path} is there already"
         return
     yield f"making {found.path}; this takes half a minute"
-    with archive.making(found, wait=not in_background) as target:
-        if target is not None and not found.exists:
+    with archive.making(found) as target:
+        if target is not None:
             _make(config, found, target)
-            yield "ok"
+    yield "ok"
 
 
-def _go_on(path: Path, *, in_background: bool) -> None:
+def _go_on(path: Path) -> None:
     """Go on in another process. A process can start only one JVM, and this one has started it.
 
     :raises SystemExit: the other process has failed and said why.
     """
-    again = ["--in-background"] * in_background
-    code = subprocess.run([sys.executable, "-m", "sink", "warm", *again, str(path)], check=False).returncode
+    code = subprocess.run([sys.executable, "-m", "sink", "warm", str(path)], check=False).returncode
     if code != 0:
         raise SystemExit(code if code > 0 else 128 - code)  # below 0: ended by this signal
 

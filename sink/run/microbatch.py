@@ -379,8 +379,8 @@ class TableSink:
         self._replan_if_altered()
         logs.note_snapshot(self._base)
 
-    def commit(self, pending: Pending) -> None:
-        """Commit what `prepare_batch` or `prepare_share` wrote.
+    def commit(self, pending: Pending) -> Written:
+        """Commit what `prepare_batch` or `prepare_share` wrote. Returns what was committed.
 
         This is the only loop around a refused commit. What goes on depends on what others have done meanwhile: the same
         files are sent again, or with other deletes of earlier rows, or the micro-batch is written again.
@@ -402,7 +402,7 @@ class TableSink:
                         proposal = self._again(proposal, attempt, refusal, retries)
                         continue
                 self._see_committed(pending, attempt, proposal)
-                return
+                return attempt.written
             except TableNoLongerEmptyError as error:
                 refused: Exception = error
                 log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
@@ -1221,7 +1221,7 @@ class TableSink:
     def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
         index = proposal.request.index
         log.info(
-            "%s batch %d: %s%s | write %d ms, commit %d ms, peak %d MB | %s",
+            "%s batch %d: %s%s | write %d ms, commit %d ms, peak %d MB%s",
             self.table.name,
             pending.batch_id,
             attempt.written.shown(copies=self.plan.section.copies),
@@ -1229,7 +1229,7 @@ class TableSink:
             attempt.write_seconds * 1000,
             commit_seconds * 1000,
             attempt.written.peak_memory / 1e6,
-            json.dumps(pending.batch.end),
+            f" | {json.dumps(pending.batch.end)}" if log.isEnabledFor(logging.DEBUG) else "",
         )
 
 

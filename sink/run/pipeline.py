@@ -20,9 +20,10 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
+from sink.printing import plural
 from sink.run.maintenance import Maintenance
 from sink.run.observer import LoopTurned, Observer, nobody
-from sink.run.patterns import find_tables
+from sink.run.patterns import NO_TABLE, find_tables
 from sink.run.sampling import Sampling
 from sink.run.supervisor import Member, Supervisor, is_harmless
 from sink.sources.files import FilesSource
@@ -67,7 +68,7 @@ class Pipeline:
         self._config = config
         self._observer = observer
         # Not an `Event`: a signal handler would wait for its lock for ever if the interrupted thread holds this lock.
-        self._stopping = False
+        self._stopping = self._is_told_to_stop = False
         self._runs: list[Run] = []
         self._ended: list[Run] = []
         check_folders(spark, config)
@@ -77,7 +78,7 @@ class Pipeline:
         self._source = open_source(spark, config, changelogs)
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
         self._has_patterns = any(table.is_pattern for table in config.tables)
-        self._looked_at = time.monotonic()
+        self._looked_at = self._began_at = time.monotonic()
         self._clock_ahead: float | None = None
         try:
             self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(find_tables(config, self._source))))
@@ -134,10 +135,27 @@ class Pipeline:
                 for run in list(self._runs):
                     self._end(run)
             self._supervisor.finish_tending()
+        log.info("%s", self._how_it_ended(time.monotonic() - self._began_at))
+
+    def _how_it_ended(self, seconds: float) -> str:
+        """The last words of a run without an error."""
+        members, tally = self._supervisor.members.values(), self._supervisor.tally
+        if not members:
+            return NO_TABLE
+        waiting = sum(member.awaits_messages for member in members)
+        state = "stopped" if self._is_told_to_stop else f"{plural(len(members) - waiting, 'table')} up to date"
+        if waiting:
+            state += f", {plural(waiting, 'table')} without a message yet"
+        work = "nothing to do"
+        if tally.batches:
+            work = f"{plural(tally.batches, 'micro-batch', 'micro-batches')}, {plural(tally.changes, 'change')}"
+        if tally.bad:
+            work += f", {plural(tally.bad, 'dead letter')} in {self._config.dead_letter_table}"
+        return f"{state}; {work}, {seconds:,.0f} s"
 
     def stop(self) -> None:
         """Finish the micro-batch in progress, then stop. A signal handler may call this, also several times."""
-        self._stopping = self._supervisor.stopping = True
+        self._stopping = self._supervisor.stopping = self._is_told_to_stop = True
 
     def _all_runs(self) -> list[Run]:
         """All queries, also those that have ended while their micro-batch is still being applied. Spark, for example,

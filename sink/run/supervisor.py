@@ -36,6 +36,7 @@ from sink.run.plan import open_table
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.interrupts import jvms
+from sink.spark.progress import Line
 from sink.spark.session import activate
 from sink.targets.retries import doubled
 
@@ -44,11 +45,31 @@ log = logging.getLogger("rowdelta")
 FIRST_PAUSE = 10.0
 LONGEST_PAUSE = 600.0
 """Seconds until a failed table is tried again. The pause doubles with each failure, up to the longest."""
-_PROGRESS_SECONDS = 2.0
 _LOOK_SECONDS = 0.5
 _MOST_THREADS = 16
 _LONGEST_FINISH = 10.0
 """Seconds. A checkpoint of a Delta table's log takes up to 5."""
+
+
+@dataclass
+class Tally:
+    """What a run has applied so far.
+
+    :param batches: micro-batches with a commit.
+    :param changes: an update counts once.
+    :param bad: records that became dead letters.
+    """
+
+    batches: int = 0
+    changes: int = 0
+    bad: int = 0
+    _lock: Lock = field(default_factory=Lock)
+
+    def add(self, *, batches: int = 0, changes: int = 0, bad: int = 0) -> None:
+        with self._lock:
+            self.batches += batches
+            self.changes += changes
+            self.bad += bad
 
 
 @dataclass
@@ -68,6 +89,8 @@ class Member:
     turn: Lock = field(default_factory=Lock)
     """Who holds it may change the table: a micro-batch, from its beginning to the merge of small files after it, or
     maintenance."""
+    commits: int = 0
+    """Of micro-batches, in this run."""
     from_start: bool = False
     """Whether the source appeared while the job ran (or was down). Nobody has read its first messages, so the table
     reads it from its beginning. This stays true, also after failures, until the table has stored its start position."""
@@ -109,6 +132,7 @@ class Supervisor:
         self._changelogs = changelogs
         self._observer = observer
         self.dead_letters: DeadLetters | None = None
+        self.tally = Tally()
         threads = config.sink.parallel_tables or min(_MOST_THREADS, 2 * (os.cpu_count() or 1))
         self.closed = False
         self.stopping = False
@@ -255,11 +279,15 @@ class Supervisor:
         One job writes all tables that have few records. Each other table has a job of its own. The threads inherit the
         query's job group, so stopping the query stops their jobs.
         """
-        with logs.about(batch=batch_id):
-            self._apply(stream, batch_id, frame)
-
-    def _apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
         touched = [self.members[name] for name in self._source.touched(stream, batch_id)]
+        before = sum(member.commits for member in touched)
+        try:
+            with logs.about(batch=batch_id):
+                self._apply(stream, batch_id, frame, touched)
+        finally:
+            self.tally.add(batches=int(sum(member.commits for member in touched) > before))
+
+    def _apply(self, stream: Stream, batch_id: int, frame: DataFrame, touched: Sequence[Member]) -> None:
         with ExitStack() as held:
             for member in touched:
                 held.enter_context(member.turn)
@@ -294,8 +322,7 @@ class Supervisor:
 
         def apply(member: Member) -> None:
             prepare(member)
-            _sink(member).commit(pending[member.source])
-            member.failures = 0
+            self._commit(member, pending[member.source])
 
         submit = self._submitter(self._pool)
         results: dict[str, Mapping[str, Any]] = {}
@@ -325,16 +352,21 @@ class Supervisor:
         sink = _sink(member)
         batch = sink.batch(stream, batch_id, frame)
         if batch is not None:
-            sink.apply_batch(batch_id, batch)
+            self._commit(member, sink.prepare_batch(batch_id, batch))
             sink.compact()
+        member.failures = 0
+
+    def _commit(self, member: Member, pending: Pending) -> None:
+        written = _sink(member).commit(pending)
+        self.tally.add(changes=written.read - written.bad, bad=written.bad)
+        member.commits += 1
         member.failures = 0
 
     def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
         """Commit a group's tables one right after the other. If one of them failed, discard what isn't committed."""
 
         def commit(member: Member) -> None:
-            _sink(member).commit(pending[member.source])
-            member.failures = 0
+            self._commit(member, pending[member.source])
 
         written = [member for member in unit if member.source in pending]
         while written:
@@ -400,11 +432,15 @@ class Supervisor:
         others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         if is_harmless(error):
             log.warning("%s It is opened again%s.", summary(error), others)
-        # a job of one table ends with the error, so the error is printed anyway
-        elif len(self.members) > 1:
+        elif not self._ends_with(error):  # or it is the job's last word
             known = (RowdeltaError, PySparkException, Py4JError)  # the last two have long tracebacks from Java
             unexpected = None if isinstance(error, known) else error
             log.error("%s set aside%s: %s", culprit.target, others, summary(error), exc_info=unexpected)
+
+    def _ends_with(self, error: Exception) -> bool:
+        """Whether one table's error ends the job, and so is printed at the end."""
+        stops_job = isinstance(error, RowdeltaError) and error.stops_job
+        return len(self.members) == 1 or self._config.sink.on_table_error == "stop" or stops_job
 
     def _group_of(self, member: Member) -> list[Member]:
         """All tables of the member's group, or the member alone if it has no group."""
@@ -431,17 +467,18 @@ class Supervisor:
         :param done: what was done, for the log: "opened".
         :return: the tables that work.
         """
-        started = shown = time.monotonic()
+        line = Line(on_terminal=False)  # other threads log meanwhile
         submit = self._submitter(self._openers)
         waiting = {submit(self._attempt, work, member) for member in members}
         while waiting and not self.stopping:
             finished, waiting = wait(waiting, timeout=_LOOK_SECONDS)
             for future in finished:
                 future.result()
-            now = time.monotonic()
-            if now - started > _PROGRESS_SECONDS and now - shown >= _PROGRESS_SECONDS:
-                log.info("%s %d of %d tables", done, len(members) - len(waiting), len(members))
-                shown = now
+            if waiting:
+                line.tell(f"{done} {len(members) - len(waiting):,} of {len(members):,} tables")
+        if not waiting:
+            fine = sum(member.error is None for member in members)
+            line.end(f"{done} {fine:,} of {len(members):,} tables")
         for future in waiting:
             future.cancel()  # what has begun may take minutes, and nobody waits for it
         with self._setting_aside:

@@ -17,7 +17,6 @@ import os
 import shlex
 import shutil
 import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Iterator, Mapping, Sequence
@@ -30,8 +29,6 @@ from sink.spark import cache, jars
 from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 
-WARM = "ROWDELTA_WARM"
-"""Environment variable. If it is `no`, a run doesn't make the archive after it has ended."""
 _KEPT = 3
 """This many archives are kept: of several configurations, with Kafka and without, or of several versions."""
 _SPACE = 1 << 30
@@ -78,16 +75,6 @@ class Archive:
     def _size(self) -> Path:
         return self.path.with_suffix(".size")
 
-    @property
-    def _refused(self) -> Path:
-        """A file that exists if this JVM can't make an archive of these jars."""
-        return self.path.with_suffix(".refused")
-
-    @property
-    def is_wanted(self) -> bool:
-        """Whether the archive should be made."""
-        return not self.exists and not self._refused.exists()
-
     def accept(self, path: Path) -> None:
         """Give a complete archive its name.
 
@@ -101,10 +88,6 @@ class Archive:
         if not self.exists:
             self.path.unlink(missing_ok=True)
             raise TemporaryError(f"{self._size} can't be written. Make room there, and run again.")
-        self._refused.unlink(missing_ok=True)
-
-    def refuse(self) -> None:
-        cache.write(self._refused, "")
 
 
 def find(options: Mapping[str, str], packages: Sequence[Jar]) -> Archive | None:
@@ -206,33 +189,18 @@ def _jvm() -> Path | None:
         return None
 
 
-def make_later(config: str | Path, archive: Archive | None) -> None:
-    """Make the archive, if it is wanted, in a separate process that goes on after this one has ended."""
-    if archive is None or not archive.is_wanted or os.environ.get(WARM) == "no":
-        return
-    with suppress(OSError):
-        subprocess.Popen(
-            [sys.executable, "-m", "sink", "warm", "--in-background", str(config)],
-            stdin=subprocess.DEVNULL,
-            stdout=subprocess.DEVNULL,
-            stderr=subprocess.DEVNULL,
-            start_new_session=True,  # so that Ctrl-C doesn't reach it
-        )
-
-
 @contextmanager
-def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
-    """Yields the path to write the archive to, or None if another process is writing it and `wait` is false. In the end
-    a written archive gets its name.
+def making(archive: Archive) -> Iterator[Path | None]:
+    """Yields the path to write the archive to, or None if another process has made it meanwhile. In the end a written
+    archive gets its name.
 
     :raises TemporaryError: there isn't enough space, or the archive can't be stored.
     :raises RowdeltaError: the JVM refuses to make an archive, or to use the one that it made.
     """
     folder = archive.path.parent
     with (folder / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB))
-        except BlockingIOError:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if archive.exists:
             yield None
             return
         _clear(folder)
@@ -241,13 +209,8 @@ def making(archive: Archive, *, wait: bool) -> Iterator[Path | None]:
             raise TemporaryError(f"{folder} has {free:,} bytes free; the archive needs {_SPACE:,}. Make room there.")
         with tempfile.TemporaryDirectory(prefix=".making-", dir=folder) as partial:
             path = Path(partial, "classes.jsa")
-            try:
-                yield path
-            except Exception:
-                archive.refuse()  # otherwise each run would try again for half a minute, and fail
-                raise
+            yield path
             if not path.exists():
-                archive.refuse()
                 raise RowdeltaError("this JVM made no archive of its classes. Spark starts without it, as before.")
             archive.accept(path)
         _make_room(folder)
@@ -276,9 +239,6 @@ def _make_room(folder: Path) -> None:
         if number >= _KEPT or _used(path) < long_ago:
             path.unlink(missing_ok=True)
             path.with_suffix(".size").unlink(missing_ok=True)
-    for path in folder.glob("*.refused"):
-        if _used(path) < long_ago:
-            path.unlink(missing_ok=True)
 
 
 def _used(path: Path) -> float:

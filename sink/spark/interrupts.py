@@ -12,6 +12,8 @@ from importlib import import_module
 from types import FrameType
 from typing import Any
 
+from sink.spark.jvm_output import JvmOutput
+
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 _JVM_SECONDS = 5.0
 """Time for the JVM's shutdown hooks, which remove its temporary files. Nothing important depends on them."""
@@ -103,8 +105,10 @@ class _Jvms:
         self.ending = False
 
     @contextmanager
-    def noted(self) -> Iterator[None]:
+    def noted(self, output: JvmOutput) -> Iterator[None]:
         """Remember the JVM that PySpark starts inside this context.
+
+        :param output: takes what it prints.
 
         PySpark doesn't give access to the JVM's process before the JVM answers. If PySpark's start is interrupted, it
         removes its temporary folder; the JVM then fails to write there, and stays for ever.
@@ -113,7 +117,9 @@ class _Jvms:
         original = gateway.Popen
 
         def popen(*arguments: Any, **options: Any) -> subprocess.Popen[bytes]:
-            process: subprocess.Popen[bytes] = original(*arguments, **options)
+            with output.taken() as descriptor:
+                options |= {"stdout": descriptor, "stderr": descriptor}
+                process: subprocess.Popen[bytes] = original(*arguments, **options)
             self._processes.append(process)
             if self.ending:
                 process.kill()

@@ -20,15 +20,23 @@ _LINE_SECONDS = 10.0
 class Line:
     """A line on a terminal that is written over; else a log line every ten seconds, the first one after two."""
 
-    def __init__(self) -> None:
-        self.on_terminal = sys.stderr.isatty()
+    def __init__(self, *, on_terminal: bool | None = None) -> None:
+        """:param on_terminal: whether the line is written over. By default it is where that is possible."""
+        self.on_terminal = sys.stderr.isatty() if on_terminal is None else on_terminal
         self._next = time.monotonic() + _FIRST_SECONDS
+        self._told = ""
 
     def tell(self, text: str) -> None:
         if self.on_terminal:
             print(f"\r{text}\033[K", end="", file=sys.stderr, flush=True)
         elif time.monotonic() >= self._next:
             self._next = time.monotonic() + _LINE_SECONDS
+            self._told = text
+            log.info("%s", text)
+
+    def end(self, text: str) -> None:
+        """Tell how it ended, if anything was told of it."""
+        if self._told not in ("", text):
             log.info("%s", text)
 
     def clear(self) -> None:

@@ -7,9 +7,10 @@ import os
 import re
 import sys
 import threading
+import time
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager, nullcontext, suppress
 from pathlib import Path
 
@@ -26,6 +27,7 @@ from sink.spark import archive, interrupts, jars, java_answers, java_names
 from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 from sink.spark.java_errors import java_class, java_message
+from sink.spark.jvm_output import JvmOutput
 
 log = logging.getLogger("rowdelta")
 
@@ -203,6 +205,7 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
     spark_versions.check(config.spark)
     os.environ.setdefault("PYSPARK_PYTHON", sys.executable)
     options = settings(config)
+    output = JvmOutput(is_held=not log.isEnabledFor(logging.DEBUG))
     existing = SparkSession.getActiveSession()
     if existing is not None:
         _check_formats(existing, config)  # before it gets settings of ours
@@ -213,13 +216,13 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
             SparkContext._ensure_initialized()  # only after this call a SparkConf has the options of spark-submit
             options[_REDACTION] = spark_pattern(SparkConf().get(_REDACTION, None))
             options |= _of_delta(config, dict(SparkConf().getAll()) | dict(config.spark) | _catalogs(config))
-        spark = _created(options)
+        spark = _created(options, output)
     else:
         ours = jars.are_ours(options)
         with jars.resolving(options) if ours else nullcontext[Sequence[Jar]](()) as resolved:
             given = {k: v for k, v in options.items() if k != "spark.jars.packages"} if resolved else options
             with archive.launching(options, resolved, short=short, training=training):
-                spark = _created(given)
+                spark = _created(given, output)
             if ours and not resolved:
                 jars.record(options, spark.sparkContext.getConf().get("spark.jars", "") or "")
     java_names.remember()
@@ -227,6 +230,7 @@ def start(config: Config, *, short: bool = False, training: Path | None = None) 
     if "spark.sql.shuffle.partitions" not in config.spark and not _is_set(spark, "spark.sql.shuffle.partitions"):
         spark.conf.set("spark.sql.shuffle.partitions", str(_cores(spark.sparkContext)))
     spark.sparkContext.setLogLevel("ERROR")
+    output.release(shown=False)
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     if "spark.log.level" not in config.spark and _has_class(jvm, "org.apache.logging.log4j.core.config.Configurator"):
@@ -270,16 +274,6 @@ def start_workers(spark: SparkSession) -> threading.Thread:
     return thread
 
 
-def warm_later(config: Config, path: Path) -> None:
-    """Make the archive of classes for the next run, unless it exists or this process didn't start the JVM.
-
-    :param path: path of the configuration.
-    """
-    options = settings(config)
-    if "PYSPARK_GATEWAY_PORT" not in os.environ and jars.are_ours(options):
-        archive.make_later(path, archive.find(options, jars.recorded(options) or ()))
-
-
 @contextmanager
 def stopping(spark: SparkSession) -> Iterator[None]:
     """Stop the session when this context ends."""
@@ -304,7 +298,7 @@ def stop(spark: SparkSession) -> None:
     interrupts.jvms.end()
 
 
-def _created(options: Mapping[str, str]) -> SparkSession:
+def _created(options: Mapping[str, str], output: JvmOutput) -> SparkSession:
     """The existing session, or a new one.
 
     A separate thread makes the new session. So a signal interrupts only the waiting main thread, and PySpark doesn't
@@ -322,25 +316,36 @@ def _created(options: Mapping[str, str]) -> SparkSession:
         SparkContext._ensure_initialized(conf=_for_command_line(options))
         return builder.getOrCreate()
 
-    with interrupts.jvms.noted(), ThreadPoolExecutor(1, "rowdelta-start") as pool:
+    with interrupts.jvms.noted(output), ThreadPoolExecutor(1, "rowdelta-start") as pool:
         try:
-            spark = pool.submit(create).result()
+            spark = _awaited(pool.submit(create))
         except KeyboardInterrupt:
             interrupts.jvms.terminate()
             raise
         except PySparkRuntimeError as error:
+            output.release(shown=True)
             raise TemporaryError(
                 "Spark's JVM ended while it started; what it printed says why. If it could not download packages, run "
                 f"again; else correct the section spark. ({error})"
             ) from None
         except (Py4JJavaError, CapturedException) as error:
             refusal = _refused(error)
-            interrupts.jvms.end()  # now, so that its last lines come before our message
+            interrupts.jvms.end()
+            output.release(shown=True)
             raise refusal from None
     activate(spark)
     return spark
 
 
+def _awaited(starting: "Future[SparkSession]") -> SparkSession:
+    """The session, when it has started. A first start downloads packages."""
+    began = time.monotonic()
+    while not wait([starting], timeout=_STILL_SECONDS).done:
+        log.info("Spark is starting, for %.0f s so far", time.monotonic() - began)
+    return starting.result()
+
+
+_STILL_SECONDS = 10.0
 _FETCHED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
 _IN_A_STORE = re.compile(r"(?:^|,)\s*(?!file:|local:|https?:)[A-Za-z][\w+.-]*://")
 

@@ -202,7 +202,7 @@ class Sink(Running):
     """A run of the sink."""
 
     def __init__(self, config: Path, log: Path) -> None:
-        super().__init__(impatient("run", config), log)
+        super().__init__(impatient("run", "--verbose", config), log)
 
     @property
     def code(self) -> int | None:

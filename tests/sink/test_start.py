@@ -363,19 +363,18 @@ def test_half_an_archive_is_none(jar: Path) -> None:
     exists(found, jar)
     found.path.write_bytes(found.path.read_bytes()[:-1])
     assert not found.exists
-    assert found.is_wanted
 
 
 def test_an_archive_has_its_name_when_it_is_complete(jar: Path) -> None:
     found = archive_of(jar)
-    with archive.making(found, wait=False) as path:
+    with archive.making(found) as path:
         assert path is not None
         path.write_bytes(b"classes")
         assert not found.exists
-        with archive.making(found, wait=False) as other:
-            assert other is None  # somebody is at it
     assert found.path.read_bytes() == b"classes"
     assert [file.name for file in found.path.parent.iterdir() if file.is_dir()] == []
+    with archive.making(found) as path:
+        assert path is None  # as for who has waited for another process
 
 
 def test_an_archive_whose_size_cannot_be_noted_does_not_stay(jar: Path) -> None:
@@ -385,7 +384,6 @@ def test_an_archive_whose_size_cannot_be_noted_does_not_stay(jar: Path) -> None:
     with pytest.raises(TemporaryError, match="can't be written"):
         exists(found, jar)
     assert not found.path.exists()
-    assert found.is_wanted
 
 
 def test_what_a_killed_process_left_is_removed(jar: Path) -> None:
@@ -393,18 +391,16 @@ def test_what_a_killed_process_left_is_removed(jar: Path) -> None:
     left = found.path.parent / ".making-1"
     left.mkdir()
     (left / "classes.jsa").touch()
-    with archive.making(found, wait=True) as path:
+    with archive.making(found) as path:
         assert not left.exists()
         assert path is not None
         path.touch()
 
 
-def test_a_jvm_that_makes_no_archive_is_not_asked_again(jar: Path) -> None:
+def test_a_jvm_that_makes_no_archive(jar: Path) -> None:
     found = archive_of(jar)
-    assert found.is_wanted
-    with pytest.raises(RowdeltaError, match="made no archive"), archive.making(found, wait=True):
+    with pytest.raises(RowdeltaError, match="made no archive"), archive.making(found):
         pass
-    assert not found.is_wanted
 
 
 def test_those_used_last_are_kept(jar: Path) -> None:
@@ -414,7 +410,7 @@ def test_those_used_last_are_kept(jar: Path) -> None:
         old = found.path.with_name(f"{number}.jsa")
         old.touch()
         os.utime(old, (now - 100 + number, now - 100 + number))
-    with archive.making(found, wait=True) as path:
+    with archive.making(found) as path:
         assert path is not None
         path.touch()
     assert {file.name for file in found.path.parent.glob("*.jsa")} == {found.path.name, "3.jsa", "2.jsa"}
@@ -423,39 +419,22 @@ def test_those_used_last_are_kept(jar: Path) -> None:
 def test_what_no_start_has_used_for_long_is_removed(jar: Path) -> None:
     found = archive_of(jar)
     now = time.time()
-    for name, days in {"a.jsa": 40, "a.size": 40, "b.refused": 40, "c.jsa": 20, "c.size": 90, "d.refused": 20}.items():
+    for name, days in {"a.jsa": 40, "a.size": 40, "c.jsa": 20, "c.size": 90}.items():
         old = found.path.with_name(name)
         old.touch()
         os.utime(old, (now - days * 86_400, now - days * 86_400))
-    with archive.making(found, wait=True) as path:
+    with archive.making(found) as path:
         assert path is not None
         path.touch()
     left = {file.name for file in found.path.parent.iterdir()}
-    assert left == {found.path.name, found.path.with_suffix(".size").name, "c.jsa", "c.size", "d.refused", ".lock"}
+    assert left == {found.path.name, found.path.with_suffix(".size").name, "c.jsa", "c.size", ".lock"}
 
 
 def test_no_archive_for_a_full_disk(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(archive, "_SPACE", 1 << 62)
     found = archive_of(jar)
-    with pytest.raises(RowdeltaError, match="Make room there"), archive.making(found, wait=True):
+    with pytest.raises(RowdeltaError, match="Make room there"), archive.making(found):
         pass
-    assert found.is_wanted
-
-
-def test_a_background_process_makes_it_only_if_it_is_wanted(jar: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    started: list[object] = []
-    monkeypatch.setattr(subprocess, "Popen", lambda command, **_: started.append(command))
-    found = archive_of(jar)
-    monkeypatch.setenv(archive.WARM, "no")
-    archive.make_later("sink.yaml", found)
-    archive.make_later("sink.yaml", None)
-    monkeypatch.delenv(archive.WARM)
-    exists(found, jar)
-    archive.make_later("sink.yaml", found)
-    assert started == []
-    found.path.unlink()
-    archive.make_later("sink.yaml", found)
-    assert len(started) == 1
 
 
 def test_warm_refuses_a_cluster(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -490,7 +469,7 @@ def test_the_job_of_warm_is_told_to_nobody(tmp_path: Path) -> None:
 
 def test_warm_ends_as_its_second_process_does(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     with pytest.raises(SystemExit) as ended:
-        training._go_on(tmp_path / "missing.yaml", in_background=False)
+        training._go_on(tmp_path / "missing.yaml")
     assert ended.value.code == 2
     assert "missing.yaml" in capfd.readouterr().err
 
@@ -517,11 +496,3 @@ def test_a_start_takes_its_classes_from_the_archive(
     for name in ("org.apache.spark.SparkContext ", "org.apache.iceberg.BaseRowDelta "):
         (line,) = [line for line in loaded if name in line]
         assert line.endswith("source: shared objects file (top)")
-
-
-def test_an_archive_that_could_not_be_made_is_not_tried_again_after_each_run(own_cache: Path) -> None:
-    own_cache.mkdir(parents=True)
-    found = archive.Archive(own_cache / "x.jsa")
-    with pytest.raises(ValueError, match="training"), archive.making(found, wait=False):
-        raise ValueError("training")
-    assert not found.is_wanted

@@ -121,10 +121,12 @@ class SinkProcess(Process):
         inherited = {
             k: v for k, v in os.environ.items() if k == "SPARK_SUBMIT_OPTS" or not k.startswith(("PYSPARK", "SPARK"))
         }
-        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
+        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         self._variables = {**inherited, **own, **(environment or {})}
         super().__init__(
-            [sys.executable, "-m", "sink", "run", str(config)] if is_patient else impatient("run", config),
+            [sys.executable, "-m", "sink", "run", "--verbose", str(config)]
+            if is_patient
+            else impatient("run", "--verbose", config),
             self.log,
             lambda: "Setting default log level" in self.text(),  # Ivy is done
             environment=self._variables,

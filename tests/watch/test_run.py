@@ -100,7 +100,7 @@ class Watched:
     @contextmanager
     def running(self) -> Iterator[subprocess.Popen[bytes]]:
         inherited = {k: v for k, v in os.environ.items() if not k.startswith(("PYSPARK", "SPARK_CONF"))}
-        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1", "ROWDELTA_WARM": "no"}
+        own = {"PYSPARK_PYTHON": sys.executable, "SPARK_LOCAL_IP": "127.0.0.1"}
         with self.log.open("wb") as log:
             child = subprocess.Popen(
                 [sys.executable, "-m", "sink", "run", str(self.folder / "sink.yaml")],

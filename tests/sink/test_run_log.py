@@ -1,0 +1,110 @@
+"""What a run prints besides its commits: how its start goes on, how far it is, and how it ended."""
+
+import logging
+import re
+import subprocess
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import ConfigError
+from sink.printing import plural
+from sink.run.patterns import ResolvedTable
+from sink.run.pipeline import Pipeline, open_source
+from sink.run.supervisor import Supervisor
+from sink.spark import progress
+from sink.spark.jvm_output import JvmOutput
+from tests.sink.harness import Job
+
+
+@pytest.fixture(autouse=True)
+def all_lines(caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+
+
+def two_tables(job: Job, **sink: Any) -> Config:
+    """The job's configuration, with a second table."""
+    config = job.config()
+    (first,) = config.tables
+    second = first.model_copy(update={"source": f"{first.source}2", "target": f"{first.target}2"})
+    return config.model_copy(
+        update={"tables": (first, second), "sink": config.sink.model_copy(update={"trigger": "available-now", **sink})}
+    )
+
+
+def test_numbers_have_the_right_noun() -> None:
+    assert [plural(0, "table"), plural(1, "table"), plural(1200, "table")] == ["0 tables", "1 table", "1,200 tables"]
+    assert plural(2, "micro-batch", "micro-batches") == "2 micro-batches"
+
+
+@pytest.mark.spark
+def test_a_run_says_how_it_ended(spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    job = Job(spark, tmp_path, file_format="json", sections={"sink": {"on_bad_record": "dead-letter"}})
+    job.write([("+I", {"id": 1, "region": "eu"}), ("-U", {"id": 1, "region": "eu"}), ("+U", {"id": 1, "region": "us"})])
+    (job.changes_folder / "bad.json").write_text("no JSON\n")
+    job.run()
+    assert re.fullmatch(
+        rf"1 table up to date; \d micro-batch(es)?, 2 changes, 1 dead letter in {job.dead_letters}, \d+ s",
+        caplog.messages[-1],
+    )
+    (commit, *_) = (line for line in caplog.messages if " batch 0: " in line)
+    assert "{" not in commit  # the position is for `--verbose` and `rowdelta status`
+    caplog.clear()
+    job.run()
+    assert re.fullmatch(r"1 table up to date; nothing to do, \d+ s", caplog.messages[-1])
+
+
+@pytest.mark.spark
+def test_an_error_that_ends_the_job_is_told_once(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    job = Job(spark, tmp_path)
+    with pytest.raises(ConfigError, match="there is no directory"):
+        Pipeline(spark, two_tables(job, on_table_error="stop")).run()
+    assert [line for line in caplog.messages if "there is no directory" in line] == []
+
+
+@pytest.mark.spark
+def test_progress_reaches_its_end(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(progress, "_FIRST_SECONDS", 0.1)
+    config = two_tables(Job(spark, tmp_path))
+    supervisor = Supervisor(spark, config, open_source(spark, config, {}), {})
+    members = supervisor.enter(ResolvedTable(table, "tables[0]") for table in config.tables)
+    supervisor._each(members, lambda member: time.sleep(1.2), "opened")
+    supervisor.close()
+    assert caplog.messages == ["opened 0 of 2 tables", "opened 2 of 2 tables"]
+
+
+def printing(output: JvmOutput, text: str) -> None:
+    with output.taken() as descriptor:
+        subprocess.run(["printf", text], stdout=descriptor, stderr=descriptor, check=True)
+
+
+def test_what_the_jvm_prints_at_its_start_is_shown_if_the_start_fails(capfd: pytest.CaptureFixture[str]) -> None:
+    failed = JvmOutput(is_held=True)
+    printing(failed, "a warning\nwhat went wrong\n")
+    failed._thread.join()
+    assert capfd.readouterr().err == ""
+    failed.release(shown=True)
+    assert capfd.readouterr().err == "a warning\nwhat went wrong\n"
+
+
+def test_what_the_jvm_prints_later_is_shown(capfd: pytest.CaptureFixture[str]) -> None:
+    output = JvmOutput(is_held=True)
+    output.release(shown=False)
+    printing(output, "it runs out of memory\n")
+    output._thread.join()
+    assert capfd.readouterr().err == "it runs out of memory\n"
+
+
+def test_downloads_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    output = JvmOutput(is_held=True)
+    printing(output, "downloading https://repo.example/org/x/1.1/x-1.1.jar ...\n")
+    output._thread.join()
+    assert caplog.messages == ["downloading x-1.1.jar"]
