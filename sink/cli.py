@@ -133,6 +133,23 @@ exit codes:
   4, 75  a table could not be looked after; see what is printed
 """
 
+_RESET = """\
+Lets a table forget how far the sink has got in its source, so that the next run reads the source from its start. Says
+what it is about to do, and asks.
+
+  rowdelta reset sink.yaml orders            # the rows stay, and the source is applied to them again
+  rowdelta reset sink.yaml orders --empty    # the rows go too, in the same commit
+
+when:
+  after a repair of the source, after its topic was created again, or to read another topic into the table
+
+safe:
+  It is one commit. A sink that runs on this machine is noticed, and nothing is done; anywhere else, a sink that runs
+  can't commit to the table any more (exit 4), and reads it from the start when it is started again. Stop it first.
+
+The rows of a table with mode changelog or append must go too (--empty): they would be there twice.
+"""
+
 _EPILOG = """\
 exit codes:
   0   done, or stopped as asked
@@ -251,6 +268,7 @@ def _parser() -> argparse.ArgumentParser:
     _add_history(add)
     _add_verify(commands)
     _add_maintain(commands)
+    _add_reset(commands)
     _add_dead_letters(commands)
     demo = add("demo", _demo, "run an embedded example, from generated changes to a proven table",
                "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
@@ -373,6 +391,20 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     command.add_argument("--json", action="store_true", help="one JSON object a table, for machines")
 
 
+def _add_reset(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
+    command = commands.add_parser(
+        "reset",
+        help="let a table's source be read from its start again",
+        description=_RESET,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    command.set_defaults(command=_reset)
+    command.add_argument("config", metavar="sink.yaml", help="the configuration file (see docs/configuration.md)")
+    command.add_argument("table", metavar="TABLE", help="the table's target, the end of it, or its source")
+    command.add_argument("--empty", action="store_true", help="remove the table's rows too")
+    command.add_argument("--yes", action="store_true", help="don't ask")
+
+
 def _add_verify(commands: "argparse._SubParsersAction[argparse.ArgumentParser]") -> None:
     command = _of_tables(commands, "verify", _verify, "compare tables with their sources", _VERIFY)
     command.add_argument("--limit", type=_count, default=20, help="show at most so many keys of a table (default: 20)")
@@ -457,8 +489,10 @@ def _run(args: argparse.Namespace) -> int:
         log.setLevel(logging.DEBUG)
     if config.sink.log_format == "json":
         logs.use_json(config.sink.id)
-    with _watching(config) as observer:
-        return _run_watched(args, config, observer)
+    from sink.run import running
+
+    with running.marked(config), _watching(config) as observer:
+        return _run_watched(config, observer)
 
 
 @contextmanager
@@ -483,7 +517,7 @@ def _watching(config: "Config") -> "Iterator[Observer | None]":
         server.stop()
 
 
-def _run_watched(args: argparse.Namespace, config: "Config", observer: "Observer | None") -> int:
+def _run_watched(config: "Config", observer: "Observer | None") -> int:
     from concurrent.futures import ThreadPoolExecutor
     from importlib import import_module
 
@@ -608,6 +642,31 @@ def _verify(args: argparse.Namespace) -> int:
             for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):
                 print(printable_row(line) if args.json else printable(line), flush=True)
     return verify.exit_code(outcomes)
+
+
+def _reset(args: argparse.Namespace) -> int:
+    if not args.yes and not sys.stdin.isatty():
+        raise ConfigError("reset asks before it changes the table, and here is no terminal to answer. Give --yes.")
+    config = _load(args)
+    from sink.commands import reset
+    from sink.run import running
+    from sink.spark import session
+
+    with running.idle(config):
+        spark = session.start(config, short=True)
+        with session.stopping(spark):
+            found = reset.find(spark, config, args.table, empty=args.empty)
+            if found is None:
+                print("nothing to forget: the sink hasn't read anything for this table")
+                return 0
+            for line in found.lines():
+                print(printable(line), flush=True)
+            if not args.yes and input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+                print("nothing was changed")
+                return 0
+            found.apply()
+    print(f"done. Next: rowdelta run {args.config}")
+    return 0
 
 
 def _maintain(args: argparse.Namespace) -> int:

@@ -272,7 +272,7 @@ class TableSink:
         if same != f"{old}={new}":
             raise TableError(
                 f"{self.table.name}: {reason}. Offsets of {old} say nothing of {new}, and messages would be left out. "
-                f"To read {topic} from the start, remove the stored position (see docs/operations.md, Reset). If it "
+                f"To read {topic} from the start, use rowdelta reset (see docs/operations.md, Reset). If it "
                 "has the same messages at the same offsets, set the table's property "
                 f"{self._prefix}.{_SAME_OFFSETS} to {old}={new}."
             )

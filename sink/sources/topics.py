@@ -159,7 +159,7 @@ class Topics(ABC):
         if gone := sorted(position.keys() - latest.keys(), key=int):
             raise TableError(
                 f"{table.target}: its position has partition {gone[0]}, which topic {topic} doesn't have. Was the "
-                "topic deleted and created again? To read it from the start, remove the stored position (see "
+                "topic deleted and created again? To read it from the start, use rowdelta reset (see "
                 "docs/operations.md, Reset)."
             )
         by_name = {name.lower(): value for name, value in self._options.items()}
@@ -190,8 +190,8 @@ class Topics(ABC):
             if offset > (end := ends.get(partition, 0)):
                 raise TableError(
                     f"{table.target}: its position in {topic}-{partition} is offset {offset}, but the topic ends at "
-                    f"{end}. Was it deleted and created again? To read it from the start, remove the stored position "
-                    "(see docs/operations.md, Reset)."
+                    f"{end}. Was it deleted and created again? To read it from the start, use rowdelta reset (see "
+                    "docs/operations.md, Reset)."
                 )
 
     def _configured(self, admin: Admin, topic: str, earliest: Offsets, latest: Offsets) -> Offsets:

@@ -596,6 +596,10 @@ class Target(TableState):
         """What sinks have stored in properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
 
     @abstractmethod
+    def own_state(self, prefix: str) -> Mapping[str, str]:
+        """What a sink has stored in the table, by the last part of the property's name."""
+
+    @abstractmethod
     def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit.
 
@@ -968,6 +972,34 @@ class Committer(ABC):
         :raises CommitUnknownError: see `commit`.
         :raises RowdeltaError: any other one: nothing was committed.
         """
+
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> None:
+        """Forget a sink's state, in one commit. A commit of the sink that was begun before is refused after it.
+
+        :param state: the state that is to be forgotten (`Target.own_state`).
+        :param kept: names of its parts that stay.
+        :param empty: whether all rows are removed too.
+        :raises TableError: the sink has committed since, or the table is gone.
+        :raises TemporaryError: see `commit`.
+        """
+        retries = self.retries()
+        while (refusal := self.reset_once(prefix, state, kept, empty=empty)) is not None:
+            retries.wait(refusal)
+            self.table.refresh()
+
+    @abstractmethod
+    def reset_once(
+        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
+    ) -> Exception | None:
+        """Try to `reset`. Returns why it was refused because of others, or None if it is done."""
+
+    def check_idle(self, prefix: str, state: Mapping[str, str]) -> None:
+        """:raises TableError: the sink has committed since it had this state."""
+        if self.table.own_state(prefix).get("position") != state.get("position"):
+            sink = prefix.removeprefix("rowdelta.")
+            raise TableError(
+                f"{self.table.name}: sink {sink!r} runs, and has just committed. Nothing was reset. Stop it first."
+            )
 
     @abstractmethod
     def settle(self, prefix: str) -> None:

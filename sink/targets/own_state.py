@@ -15,6 +15,12 @@ CREATED_BY = "rowdelta.created-by"
 COUNTED = ("written", "rewritten")
 """Parts of a sink's state: bytes that micro-batches and rewrites have written."""
 
+KEPT_BY_RESET = ("cleaned", *COUNTED)
+"""Parts of a sink's state that say nothing of its source: what maintenance did."""
+
+OF_KEY = ("key", "accepted-keys")
+"""Parts that hold as long as the table has rows with this key."""
+
 _CLOCK_SECONDS = 86400
 """Clocks of two machines differ by less, unless one of them is wrong."""
 

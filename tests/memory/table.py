@@ -212,6 +212,10 @@ class MemoryTable(Target):
         split = ((name.rpartition("."), value) for name, value in self._properties.items())
         return {prefix: value for (prefix, _, last), value in split if last == part}
 
+    def own_state(self, prefix: str) -> Mapping[str, str]:
+        split = ((name.rpartition("."), value) for name, value in self._properties.items())
+        return {part: value for (owner, _, part), value in split if owner == prefix}
+
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> None:
         return None
 
@@ -271,6 +275,8 @@ class MemoryTable(Target):
             sink = snapshot.sink
             if sink.get("prefix") != prefix:
                 continue
+            if "reset" in sink:
+                return None
             if "position" not in sink:
                 newer = newer or (sink, snapshot.id)
                 continue
@@ -519,6 +525,17 @@ class MemoryCommitter(Committer):
         store.properties |= request.properties
         self._table.clock.step("hear of a rewrite")
         self._table._see()
+
+    def reset_once(
+        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
+    ) -> Exception | None:
+        store = self._table.store
+        self.check_idle(prefix, state)
+        store.add({} if empty else store.live, "overwrite", {"prefix": prefix, "reset": True})
+        for part in state.keys() - set(kept):
+            del store.properties[f"{prefix}.{part}"]
+        self._table._see()
+        return None
 
     def settle(self, prefix: str) -> None: ...
 

@@ -426,7 +426,7 @@ def test_a_table_replaced_between_write_and_commit(job: Job) -> None:
     with before_commit(replace_table), pytest.raises(TableError):
         job.run()
     assert job.rows() == []
-    with pytest.raises(TableError, match="remove the stored position"):
+    with pytest.raises(TableError, match="rowdelta reset"):
         job.run()
 
 
@@ -755,7 +755,7 @@ def test_a_table_replaced_and_its_snapshots_expired(job: Job, others: list[dict[
         job.append(others)
     job.expire_snapshots()
     job.write(insert(2))
-    with pytest.raises(TableError, match="remove the stored position"):
+    with pytest.raises(TableError, match="rowdelta reset"):
         job.run()
     assert job.rows() == [row(100), *others]
 
@@ -811,7 +811,7 @@ def test_a_rollback_before_the_sinks_first_commit(job: Job) -> None:
     job.write(insert(1))
     job.run()
     job.call("rollback_to_snapshot", f"snapshot_id => {job.snapshots()[0]['snapshot_id']}")
-    with pytest.raises(TableError, match="remove the stored position"):
+    with pytest.raises(TableError, match="rowdelta reset"):
         job.run()
 
 

@@ -6,7 +6,7 @@ anybody changed data since, and if another run of the sink committed. A refusal 
 
 import json
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
 from typing import TYPE_CHECKING, Any
 
@@ -92,6 +92,19 @@ class DeltaCommitter(Committer):
             self._send(request.prefix, operation, base, actions, request.summary)
         except CommitRefusedError as refusal:
             raise TableChangedError(str(refusal)) from None
+
+    def reset_once(
+        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
+    ) -> Exception | None:
+        self.check_idle(prefix, state)
+        actions: list[Mapping[str, Any]] = [domain(prefix, {part: state[part] for part in kept if part in state})]
+        if empty:
+            actions += [remove_of(add) for add in self._table.live.values()]
+        try:
+            self._send(prefix, f"reset-{time.time_ns():x}", self._table.snapshot_id(), actions, {})
+        except CommitRefusedError as refusal:
+            return refusal
+        return None
 
     def settle(self, prefix: str) -> None:
         pass  # a commit's version is found in the log

@@ -313,7 +313,7 @@ class DeltaTable(Target):
                 return None
             raise TableError(
                 f"{self.name} was restored to version {snapshot.version}, before this sink's first commit. To read the "
-                "source again from the start, give the job another sink.id (see docs/operations.md, Reset)."
+                "source again from the start, use rowdelta reset (see docs/operations.md, Reset)."
             )
         stored = json.loads(state["position"])
         same_table = stored.get("table", snapshot.metadata.table_id) == self._snapshot.metadata.table_id
@@ -324,8 +324,8 @@ class DeltaTable(Target):
                 return None
             raise TableError(
                 f"{self.name} was replaced by another table since this sink's last commit (CREATE OR REPLACE TABLE, or "
-                "CLONE). To read the source again from the start, give the job another sink.id (see "
-                "docs/operations.md, Reset)."
+                "CLONE). To read the source again from the start, use rowdelta reset (see docs/operations.md, "
+                "Reset)."
             )
         trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
         if restored is not None:
@@ -340,8 +340,8 @@ class DeltaTable(Target):
             raise TableError(
                 f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
                 "the table was restored to an earlier version since. If it was not, set the table property "
-                f"'{prefix}.not-rolled-back' to '{stored['operation']}', and start again. If it was, give the job "
-                "another sink.id, to read the source again from the start (see docs/operations.md, Reset)."
+                f"'{prefix}.not-rolled-back' to '{stored['operation']}', and start again. If it was, use "
+                "rowdelta reset to read the source again from the start (see docs/operations.md, Reset)."
             )
         index, last = stored.get("index"), committed
         newer = json.loads(state.get("index", "{}"))
@@ -403,8 +403,8 @@ class DeltaTable(Target):
         if found is None:
             raise TableError(
                 f"{self.name}: version {commit.version} of the log is a RESTORE that doesn't say to which version. Say "
-                "it: RESTORE TABLE … TO VERSION AS OF the same one. Or give the job another sink.id, to read the "
-                "source again from the start (see docs/operations.md, Reset)."
+                "it: RESTORE TABLE … TO VERSION AS OF the same one. Or use rowdelta reset to read the source "
+                "again from the start (see docs/operations.md, Reset)."
             )
         return found
 

@@ -10,10 +10,13 @@ again.
 import json
 import logging
 import time
-from collections.abc import Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
+from uuid import uuid4
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
 
 from deltawriters.content import FileContent
@@ -50,7 +53,7 @@ class _Staged:
     :param snapshot: id of the transaction's snapshot. It is the same in all of Iceberg's own attempts.
     :param sequence_number: sequence number of the snapshot. It changes if Iceberg has to try again.
     :param name: name of the property that the transaction sets.
-    :param value: the property's new value.
+    :param value: the property's new value. None if it is removed.
     :param before: the property's value before the transaction.
     """
 
@@ -59,7 +62,7 @@ class _Staged:
     snapshot: int
     sequence_number: int
     name: str
-    value: str
+    value: str | None
     before: str | None
 
 
@@ -321,6 +324,72 @@ class IcebergCommitter(Committer):
         refusal = self._settled(staged)
         if refusal is not None:
             raise TableChangedError(java_message(refusal))
+
+    def reset_once(
+        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
+    ) -> Exception | None:
+        """Iceberg would apply a transaction that was begun before to the table without its position, since a change of
+        properties conflicts with nothing. So this adds a data file without rows and removes it: a commit that is
+        validated from an earlier snapshot is in conflict with it (`validateNoConflictingDataFiles`).
+        """
+        table = self._table
+        created: list[str] = []
+        try:
+            staged = self._stage_reset(prefix, state, kept, empty=empty, created=created)
+            refusal = self._settled(staged)
+        except JAVA_ERRORS as error:  # nothing was sent
+            refusal = error
+        if refusal is None:
+            table.look()
+            return None
+        for path in created:
+            table.spec.io.delete(path)
+        if java_class(refusal) in ("ValidationException", "CommitFailedException"):
+            return refusal
+        raise table_error(table.name, refusal) from None
+
+    def _stage_reset(
+        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool, created: list[str]
+    ) -> _Staged:
+        table = self._table
+        transaction = table.java.newTransaction()
+        table.look()
+        self.check_idle(prefix, state)
+        base = table.snapshot_id()
+        if base is not None:
+            mark = self._file_without_rows(created)
+            fence = transaction.newRowDelta().addRows(mark).validateFromSnapshot(base)
+            fence = fence.conflictDetectionFilter(self._everything)
+            fence.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
+            removal = transaction.newRowDelta()
+            if empty:
+                table.remove_all(transaction.table().currentSnapshot(), removal)
+            else:
+                removal.removeRows(mark)
+            removal.commit()
+        forgotten = sorted(state.keys() - set(kept), key=lambda part: part != "position")
+        update = transaction.updateProperties()
+        for part in forgotten:
+            update.remove(f"{prefix}.{part}")
+        update.commit()
+        last = transaction.table().currentSnapshot()
+        number = -1 if last is None else table.snapshot_of(last).snapshot_id
+        if not forgotten:  # the snapshot alone tells whether it is committed
+            return _Staged(transaction, base, number, 0, f"{prefix}.position", "", None)
+        return _Staged(transaction, base, number, 0, f"{prefix}.{forgotten[0]}", None, state[forgotten[0]])
+
+    def _file_without_rows(self, created: list[str]) -> JavaObject:
+        """:param created: its path is added to it."""
+        table, spec = self._table, self._table.spec
+        content = pa.BufferOutputStream()
+        pq.write_table(spec.arrow_schema.empty_table(), content)
+        found = content.getvalue()
+        path = spec.locations.new_data_location(f"reset-{uuid4()}.parquet")
+        created.append(path)
+        with spec.io.new_output(path).create() as stream:
+            stream.write(found)
+        builder = table.iceberg.DataFiles.builder(table.java.spec()).withPath(path).withFormat("PARQUET")
+        return builder.withFileSizeInBytes(found.size).withRecordCount(0).build()
 
     def _stage_rewrite(self, request: Rewrite) -> _Staged:
         table, name = self._table, f"{request.prefix}.index"

@@ -328,14 +328,14 @@ class IcebergState(TableState):
             raise TableError(
                 f"{self.name}: the snapshot of this sink's last commit has expired, and so has everything that could "
                 "tell whether the table was rolled back before that commit. If it was not, set the table property "
-                f"'{prefix}.not-rolled-back' to '{committed}', and start again. If it was, remove the stored position "
-                "to read the source again from the start (see docs/operations.md, Reset)."
+                f"'{prefix}.not-rolled-back' to '{committed}', and start again. If it was, use rowdelta reset to read "
+                "the source again from the start (see docs/operations.md, Reset)."
             )
         if newest_if_in_doubt:
             return None
         raise TableError(
             f"{self.name} was rolled back to a snapshot before this sink's first commit that is still known. To read "
-            "the source again from the start, remove the stored position (see docs/operations.md, Reset)."
+            "the source again from the start, use rowdelta reset (see docs/operations.md, Reset)."
         )
 
     def _sequence_number(self, prefix: str, stored: Mapping[str, Any]) -> int:

@@ -649,6 +649,10 @@ class IcebergTable(IcebergState, Target):
         split = ((name.rpartition("."), value) for name, value in self._known_view().properties.items())
         return {prefix: value for (prefix, _, last), value in split if last == part and prefix.startswith("rowdelta.")}
 
+    def own_state(self, prefix: str) -> Mapping[str, str]:
+        split = ((name.rpartition("."), value) for name, value in self._known_view().properties.items())
+        return {part: value for (owner, _, part), value in split if owner == prefix}
+
     def taken_back(self, prefix: str) -> dict[str, str]:
         """The properties that a rollback has taken back, as they are now. One that says nothing isn't removed: only a
         user does that.
