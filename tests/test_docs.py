@@ -32,7 +32,8 @@ DOCUMENTS = [
 ]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
 COMMANDS = (
-    "init", "run", "check", "status", "history", "show", "verify", "maintain", "dead-letters", "warm", "package",
+    "init", "run", "check", "status", "history", "show", "reset",
+    "verify", "maintain", "dead-letters", "warm", "package",
     "packages", "demo",
 )  # fmt: skip
 
