@@ -28,9 +28,10 @@ import pyarrow as pa
 
 from changelog import avro_records, schema_registry
 from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, KeyReader, Read, RefusedError
+from changelog.avro_records import AvroReader, Read, RefusedError
 from changelog.avro_schema import Node
 from changelog.changes import Changes, MessageKey, Rejected, Wire
+from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
 from changelog.rows import BadRecord, RowKind
 from changelog.schema_registry import Schemas
@@ -58,7 +59,7 @@ class Avro:
         # a record says what a row is from now on, and not whether there was one before
         self._kind = RowKind.INSERT if spec.inserts_only else RowKind.UPDATE_AFTER
         self._rows = AvroReader(schemas, self._plan)
-        self._keys = KeyReader(spec, schemas)
+        self._keys = KeyReader(spec, schemas=schemas)
         self._message_keys = MessageKeys(schemas)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:

@@ -114,40 +114,6 @@ class AvroReader:
         return self._plans[schema_id]
 
 
-class KeyReader:
-    """Reads key columns from messages' keys. A key is a record with the columns as fields, or the value of the only key
-    column.
-    """
-
-    def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas]) -> None:
-        self._fields = [column.field for column in spec.columns if column.name in spec.key]
-        self._reader = AvroReader(schemas, self._plan)
-
-    def _plan(self, schema: Node) -> Want:
-        if schema.value.kind == "record":
-            return wanted(schema, ((field,) for field in self._fields))
-        if len(self._fields) != 1:
-            reason = f"it is one {schema.value.kind}, and the table's key is {', '.join(self._fields)}"
-            raise RefusedError(BadRecord.NULL_KEY, reason)
-        _check(schema, True, f"column {self._fields[0]}")
-        return True
-
-    def read(self, keys: pa.BinaryArray) -> Iterator[tuple[pa.Array, Mapping[str, Wire]] | Rejected]:
-        """Read `keys`, which may have nulls. Yields row numbers (int64) and the values of the key columns by field."""
-        missing = keys.is_null()
-        if pc.any(missing).as_py():
-            rows = pa.array(np.flatnonzero(missing))
-            yield Rejected(rows, BadRecord.NULL_KEY, "the message has no key")
-        for found in self._reader.read(keys):
-            if isinstance(found, Rejected):
-                yield Rejected(found.record, found.error_class, _prefixed("the message's key: ", found.reason))
-            elif found.schema.value.kind == "record":
-                wires = {field: found.wire((field,)) for field in self._fields}
-                yield found.record, {field: wire for field, wire in wires.items() if wire is not None}
-            else:
-                yield found.record, {self._fields[0]: Wire(found.values, found.schema.wire_type())}
-
-
 def registry(spec: ChangelogSpec) -> Callable[[], Schemas]:
     """A function that connects to the registry of the table's options. A task calls it when it has messages, so the
     driver never connects.
@@ -170,7 +136,7 @@ def wanted(schema: Node, paths: Iterable[Path]) -> dict[str, Want]:
         if child is None or result.get(name) is True:
             continue
         if not rest:
-            result[name] = _check(child, True, f"column {name}")
+            result[name] = check(child, True, f"column {name}")
             continue
         inner = wanted(child, [rest])
         if inner:
@@ -199,7 +165,12 @@ def order_paths(spec: ChangelogSpec) -> list[Path]:
     return [tuple(name.split(".")) for name, _ in spec.order_by]
 
 
-def _check(schema: Node, want: Want, what: str) -> Want:
+def check(schema: Node, want: Want, what: str) -> Want:
+    """`want`, if values of this schema can be read.
+
+    :param what: names them in the message of the error.
+    :raises RefusedError: the type can't be read.
+    """
     try:
         arrow_type(schema, want)
     except UnsupportedSchemaError as error:
@@ -213,5 +184,6 @@ def _merged(one: Want, other: Want) -> Want:
     return {name: _merged(one.get(name, {}), other.get(name, {})) for name in {**one, **other}}
 
 
-def _prefixed(prefix: str, reason: pa.Array | str) -> pa.Array | str:
+def prefixed(prefix: str, reason: pa.Array | str) -> pa.Array | str:
+    """One reason, or an array of them, after `prefix`."""
     return prefix + reason if isinstance(reason, str) else pc.binary_join_element_wise(prefix, reason, "")

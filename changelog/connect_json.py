@@ -82,6 +82,21 @@ def by_schema(values: pa.Array) -> Iterator[tuple[bytes, Rows | None, pa.Array] 
         yield b"", plain, values.take(pa.array(plain))
 
 
+def without_null_payloads(values: pa.BinaryArray) -> pa.BinaryArray:
+    """`values` with null in place of `{"schema":null,"payload":null}`, and of a null with another schema. The converter
+    writes this for null unless it is told not to (KAFKA-3832).
+    """
+    # nearly all values fail one of these two checks, which look at a few bytes of each
+    maybe = pc.fill_null(pc.and_(pc.ends_with(values, "null}"), pc.starts_with(values, '{"schema"')), False)
+    rows = np.flatnonzero(maybe)
+    if not len(rows):
+        return values
+    found = maybe.to_numpy(zero_copy_only=False).copy()
+    pattern = r'(?s)^\{"schema"\s*:\s*(?:null|\{.*\})\s*,\s*"payload"\s*:\s*null\}$'
+    found[rows] = pc.match_substring_regex(values.take(pa.array(rows)), pattern).to_numpy(zero_copy_only=False)
+    return pc.if_else(pa.array(found), pa.scalar(None, values.type), values)
+
+
 def _have_no_envelope(values: pa.Array) -> bool:
     """A quick check: no value begins with a field that may belong to an envelope."""
     objects = pc.all(pc.starts_with(values, '{"')).as_py()

@@ -27,7 +27,9 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.avro_records import prefixed
 from changelog.changes import BadOptionError, Changes, Rejected, Wire
+from changelog.key_values import KeyReader
 from changelog.row_images import differ, epoch, truncated
 from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
@@ -37,6 +39,9 @@ UNAVAILABLE = "unavailable.value.placeholder"
 """Name of an option of the format and of the connector. If an update leaves a value unchanged and the database doesn't
 log it (Postgres: TOAST, Oracle: LOB), the connector sends this placeholder instead of the value.
 """
+
+FLATTENED = "flattened"
+"""Name of an option of the format: messages are rows that the transform `ExtractNewRecordState` made."""
 
 TOMBSTONES = "tombstones"
 """Name of an option of the format: whether a tombstone without its `d` deletes."""
@@ -223,6 +228,11 @@ def deleted(changes: Changes) -> npt.NDArray[np.int64]:
     return found
 
 
+def is_flattened(spec: ChangelogSpec) -> bool:
+    """Whether messages are rows that the transform `ExtractNewRecordState` made of events."""
+    return spec.options.get(FLATTENED) == "true"
+
+
 def ignores_tombstones(spec: ChangelogSpec) -> bool:
     """Whether no tombstone deletes a row."""
     return spec.options.get(TOMBSTONES) == "ignore"
@@ -237,16 +247,19 @@ def lone_tombstones(
     """Row numbers of those tombstones that delete a row: the ones that don't come right after a delete of the same key.
     Usually a `d` comes right before, and has deleted the row. But Kafka's compaction, or a filter, may drop the `d` and
     keep the tombstone. A tombstone without a key is ignored, and so are all of them if `order_by` is set: they have no
-    order value.
+    order value. Among flattened rows a tombstone may be all that says that a row was deleted, so all of them count.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of all tombstones.
     :param deletes: row numbers of the events that delete a row.
     """
+    if ignores_tombstones(spec):
+        return np.empty(0, np.int64)
+    if is_flattened(spec):
+        return rows
     keys = records.column("key")
     rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-    ignored = spec.inserts_only or spec.order_by or ignores_tombstones(spec)
-    if not len(rows) or ignored:
+    if not len(rows) or spec.inserts_only or spec.order_by:
         return np.empty(0, np.int64)
     at, before = pa.array(rows), pa.array(np.maximum(rows - 1, 0))
     after = [
@@ -260,20 +273,34 @@ def lone_tombstones(
     return lone
 
 
-def deletes_by_key(spec: ChangelogSpec, record: pa.Array, fields: Mapping[str, Wire]) -> Iterator[Changes | Rejected]:
-    """Deletes of the rows with these keys, if the messages' keys have all columns of the table's key.
+def deletes_by_key(
+    spec: ChangelogSpec, records: pa.RecordBatch, rows: npt.NDArray[np.int64], keys: KeyReader
+) -> Iterator[Changes | Rejected]:
+    """Deletes of the rows of tombstones' keys. A key that can't be read is rejected.
 
-    :param record: int64; row numbers in the raw batch.
-    :param fields: the fields of the messages' keys.
+    A key of other columns than the table's says nothing of a row, so its tombstone is ignored: it may have come right
+    after its `d`, in an earlier batch. Not so among flattened rows.
+
+    :param records: raw records (`RAW_SCHEMA`).
+    :param rows: row numbers of the tombstones (`lone_tombstones`).
     """
-    if not fields.keys() >= set(spec.key_fields):
-        return
-    whole = functools.reduce(pc.and_, (fields[name].values.is_valid() for name in spec.key_fields))
-    images = Images(whole, fields)
-    op = pa.repeat("d", len(record))
-    events = Events(record, op, images, images, (), {"_op": op} if "_op" in spec.metadata else {})
-    # one without its whole key is ignored, as by `lone_tombstones`
-    yield from (change for change in changes(spec, events) if isinstance(change, Changes))
+    for keyed in keys.read(records.column("key").take(pa.array(rows))) if len(rows) else ():
+        if isinstance(keyed, Rejected):
+            reason = prefixed("a tombstone deletes the row of its key, and can't here: ", keyed.reason)
+            yield Rejected(pa.array(rows[keyed.record.to_numpy()]), BadRecord.NULL_KEY, reason)
+            continue
+        places, fields = keyed
+        if not is_flattened(spec):
+            whole = functools.reduce(
+                pc.and_, (fields[name].values.is_valid() for name in spec.key_fields), pa.repeat(True, len(places))
+            )
+            places = places.filter(whole)
+            fields = {name: Wire(wire.values.filter(whole), wire.type) for name, wire in fields.items()}
+        count = len(places)
+        op, images = pa.repeat("d", count), Images(pa.repeat(True, count), fields)
+        order = [Wire(pa.nulls(count)) for _ in spec.order_by]
+        metadata = {"_op": op} if "_op" in spec.metadata else {}
+        yield from changes(spec, Events(pa.array(rows[places.to_numpy()]), op, images, images, order, metadata))
 
 
 @dataclass(frozen=True)

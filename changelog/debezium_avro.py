@@ -24,10 +24,11 @@ import pyarrow.compute as pc
 
 from changelog import avro_records, debezium, schema_registry
 from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, KeyReader, Path, Read, RefusedError
+from changelog.avro_records import AvroReader, Path, Read, RefusedError
 from changelog.avro_schema import Node
 from changelog.changes import Changes, MessageKey, Rejected, Wire
 from changelog.debezium import Events, Images
+from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys, Rows
 from changelog.rows import BadRecord
 from changelog.schema_registry import Schemas
@@ -49,7 +50,7 @@ class DebeziumAvro:
     MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         **schema_registry.OPTIONS,
-        "flattened": ("false", "true"),
+        debezium.FLATTENED: ("false", "true"),
         "add.fields.prefix": (),
         debezium.TOMBSTONES: ("delete", "ignore"),
         debezium.UNAVAILABLE: (),
@@ -63,17 +64,15 @@ class DebeziumAvro:
         self._order = avro_records.order_paths(spec)
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         self._added = debezium.added_fields(spec, self._prefix)
-        self._flattened = spec.options.get("flattened") == "true"
+        self._flattened = debezium.is_flattened(spec)
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
-        self._keys = KeyReader(spec, schemas)
+        self._keys = KeyReader(spec, schemas=schemas)
         self._message_keys = MessageKeys(schemas)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
         values, keys = records.column("value"), records.column("key")
-        if self._flattened and values.null_count and not debezium.ignores_tombstones(self._spec):
-            yield from self._tombstones(pa.array(np.flatnonzero(values.is_null())), keys)
         deletes = list[Rows]()
         for found in self._messages.read(values):
             if isinstance(found, Rejected):
@@ -85,8 +84,9 @@ class DebeziumAvro:
                     if values.null_count and isinstance(change, Changes):
                         deletes.append(debezium.deleted(change))
                     yield change
-        if values.null_count and not self._flattened:
-            yield from self._lone_tombstones(records, np.flatnonzero(values.is_null()), deletes)
+        if values.null_count:
+            lone = debezium.lone_tombstones(self._spec, records, np.flatnonzero(values.is_null()), deletes)
+            yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
 
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")
@@ -147,28 +147,6 @@ class DebeziumAvro:
         missing = avro_records.missing(found.schema, self._columns)
         for change in debezium.changes(self._spec, Events(found.record, op, before, after, order, metadata)):
             yield replace(change, unknown=new, missing=missing) if isinstance(change, Changes) else change
-
-    def _tombstones(self, rows: pa.Array, keys: pa.Array) -> Iterator[Changes | Rejected]:
-        for keyed in self._keys.read(keys.take(rows)):
-            if isinstance(keyed, Rejected):
-                yield Rejected(rows.take(keyed.record), keyed.error_class, keyed.reason)
-                continue
-            chosen, key = keyed
-            count = len(chosen)
-            images = Images(pa.repeat(True, count), key)
-            order = [Wire(pa.nulls(count)) for _ in self._order]
-            yield from debezium.changes(
-                self._spec, Events(rows.take(chosen), pa.repeat("d", count), images, images, order)
-            )
-
-    def _lone_tombstones(
-        self, records: pa.RecordBatch, rows: Rows, deletes: Sequence[Rows]
-    ) -> Iterator[Changes | Rejected]:
-        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows, deletes))
-        for keyed in self._keys.read(records.column("key").take(lone)) if len(lone) else ():
-            if not isinstance(keyed, Rejected):
-                chosen, key = keyed
-                yield from debezium.deletes_by_key(self._spec, lone.take(chosen), key)
 
     def _with_keys(self, events: Events, keys: pa.Array) -> Iterator[Events]:
         """The events, in several parts. A delete without a row gets the message's key as its row, if there is a key."""

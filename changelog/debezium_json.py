@@ -10,7 +10,7 @@ are rows that the transform `ExtractNewRecordState` made. The names of fields th
 `add.fields.prefix` (`__`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -22,8 +22,9 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
 from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
-from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type
+from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type, without_null_payloads
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
+from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
 from changelog.row_images import first
@@ -52,7 +53,7 @@ class DebeziumJson:
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         "decimal.handling.mode": ("precise", "string", "double"),
         "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
-        "flattened": ("false", "true"),
+        debezium.FLATTENED: ("false", "true"),
         "add.fields.prefix": (),
         debezium.TOMBSTONES: ("delete", "ignore"),
         debezium.UNAVAILABLE: (),
@@ -62,12 +63,15 @@ class DebeziumJson:
         debezium.placeholder(spec)  # raises at once if the option is malformed
         self._spec = spec
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
-        self._flattened = spec.options.get("flattened") == "true"
-        self._keys = _Keys(spec, self._implied)
+        self._flattened = debezium.is_flattened(spec)
+        self._keys = KeyReader(spec, self._implied)
         self._message_keys = MessageKeys()
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+        for name in ("key", "value"):
+            column = without_null_payloads(records.column(name))
+            records = records.set_column(records.schema.get_field_index(name), records.schema.field(name), column)
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
         values = records.column("value")
@@ -89,7 +93,8 @@ class DebeziumJson:
                         deletes.append(debezium.deleted(found))
                     yield found
         if len(tombstones):
-            yield from self._reader(b"").tombstones(records, tombstones, deletes)
+            lone = debezium.lone_tombstones(self._spec, records, tombstones, deletes)
+            yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
 
     def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:
@@ -100,55 +105,10 @@ class DebeziumJson:
         return self._readers[schema]
 
 
-class _Keys:
-    """Reads the messages' keys, for deletes that have no row. A key's own schema says how its values are encoded.
-
-    :param spec: the table.
-    :param implied: types of the fields of keys without a schema.
-    """
-
-    def __init__(self, spec: ChangelogSpec, implied: Fields) -> None:
-        self._columns = [column for column in spec.columns if column.name in spec.key]
-        self._implied = implied
-        self._readers: dict[bytes, tuple[Fields, JsonReader]] = {}
-
-    def images(self, records: pa.RecordBatch, record: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
-        """Images made of messages' keys, each with the places of its messages in `record` (int64). Keys that can't be
-        read are left out.
-
-        :param record: int64; the messages, by row number in `records`.
-        """
-        keys = records.column("key").take(record)
-        places = np.flatnonzero(keys.is_valid())
-        for group in by_schema(keys.drop_null()) if len(places) else ():
-            if isinstance(group, Rejected):
-                continue
-            schema, members, texts = group
-            chosen = places if members is None else places[members]
-            try:
-                types, reader = self._reader(schema)
-            except MalformedSchemaError:
-                continue
-            for found in reader.read(texts):
-                if not isinstance(found, Rejected):
-                    yield pa.array(chosen[found.record.to_numpy()]), _images(found.values, types)
-
-    def _reader(self, schema: bytes) -> tuple[Fields, JsonReader]:
-        if schema not in self._readers:
-            if len(self._readers) >= _READERS:
-                self._readers.clear()
-            types: Fields = self._implied
-            if schema:
-                types = {name: wire_type(part) for name, part in fields(parse(schema)).items()}
-            shape = Object({column.field: _leaf(column, types) for column in self._columns})
-            self._readers[schema] = types, JsonReader(shape)
-        return self._readers[schema]
-
-
 class _EventReader:
     """Reads events of one schema, or events without a schema (`schema` is None)."""
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: KeyReader, schema: Any) -> None:
         self._spec = spec
         declared = None if schema is None else _row_types(schema)
         self._types = implied if declared is None else declared
@@ -180,12 +140,6 @@ class _EventReader:
                 JsonReader(Object(others), around=("{" + _CUTS[1][1:], "")),
             )
         self._keys = keys
-
-    def tombstones(self, records: pa.RecordBatch, rows: Rows, deletes: Sequence[Rows]) -> Iterator[Changes | Rejected]:
-        """Deletes by the messages' keys (`debezium.lone_tombstones`)."""
-        lone = pa.array(debezium.lone_tombstones(self._spec, records, rows, deletes))
-        for places, images in self._keys.images(records, lone) if len(lone) else ():
-            yield from debezium.deletes_by_key(self._spec, lone.take(places), images.fields)
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
         whole = self._in_parts(texts) if self._parts else None
@@ -241,9 +195,13 @@ class _EventReader:
             )
         headless = np.flatnonzero(pc.fill_null(pc.and_not(pc.equal(op, "d"), before.present), False))
         rest = np.ones(len(record), np.bool_)
-        for places, keys in self._keys.images(records, record.take(pa.array(headless))) if len(headless) else ():
+        owners = records.column("key").take(record.take(pa.array(headless)))
+        for keyed in self._keys.read(owners) if len(headless) else ():
+            if isinstance(keyed, Rejected):
+                continue  # without a row
             # a delete needs only the key, and these messages have a key
-            chosen = headless[places.to_numpy()]
+            chosen = headless[keyed[0].to_numpy()]
+            keys = debezium.Images(pa.repeat(True, len(chosen)), keyed[1])
             rest[chosen] = False
             removed = pa.array(chosen)
             yield from debezium.changes(
@@ -277,7 +235,7 @@ class _RowReader:
     a -D of the message's key.
     """
 
-    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: _Keys, schema: Any) -> None:
+    def __init__(self, spec: ChangelogSpec, implied: Fields, keys: KeyReader, schema: Any) -> None:
         self._spec = spec
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         declared = None if schema is None else {name: wire_type(part) for name, part in fields(schema).items()}
@@ -300,23 +258,6 @@ class _RowReader:
         if "_ts" not in self._spec.metadata:
             return ()
         return tuple(f"{self._prefix}{name}" for name in debezium.ADDED_TIMES)
-
-    def tombstones(self, records: pa.RecordBatch, rows: Rows, _: Sequence[Rows]) -> Iterator[Changes | Rejected]:
-        """Deletes by the messages' keys."""
-        if debezium.ignores_tombstones(self._spec):
-            return
-        rest = np.ones(len(rows), np.bool_)
-        for places, images in self._keys.images(records, pa.array(rows)):
-            chosen = rows[places.to_numpy()]
-            rest[places.to_numpy()] = False
-            nulls = [Wire(pa.nulls(len(chosen))) for _ in self._spec.order_by]
-            op = pa.repeat("d", len(chosen))
-            metadata = {"_op": op} if "_op" in self._spec.metadata else {}
-            events = debezium.Events(pa.array(chosen), op, images, images, nulls, metadata)
-            yield from debezium.changes(self._spec, events)
-        if rest.any():
-            reason = "a tombstone whose message has no key that can be read"
-            yield Rejected(pa.array(rows[rest]), BadRecord.NULL_KEY, reason)
 
     def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
         for found in self._reader.read(texts):

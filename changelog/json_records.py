@@ -128,7 +128,7 @@ class JsonReader:
         try:
             texts = values.cast(pa.string())
         except pa.ArrowInvalid:
-            rows = np.flatnonzero([_is_utf8(value) for value in values.to_pylist()])
+            rows = np.flatnonzero([is_utf8(value) for value in values.to_pylist()])
             texts = values.take(pa.array(rows)).cast(pa.string())
         # each text must begin and end like an object, so that no record can complete the record before it
         whole = _is_braced(texts, *self._around)
@@ -342,7 +342,8 @@ def _integer(text: str) -> int | Numeral:
     return Numeral(text)
 
 
-def _is_utf8(value: bytes) -> bool:
+def is_utf8(value: bytes) -> bool:
+    """Whether the bytes are text."""
     try:
         value.decode()
     except UnicodeDecodeError:

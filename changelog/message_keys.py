@@ -196,11 +196,11 @@ def _matches(texts: pa.Array, pattern: str) -> npt.NDArray[np.bool_]:
 
 def _pattern(names: Names) -> str:
     """A pattern, in RE2's syntax, that matches objects with exactly these fields in this order."""
-    fields = [rf"{_quoted(json.dumps(name, ensure_ascii=False))}\s*:\s*{_VALUE}" for name in names]
+    fields = [rf"{quoted(json.dumps(name, ensure_ascii=False))}\s*:\s*{_VALUE}" for name in names]
     return r"^\s*\{\s*" + r"\s*,\s*".join(fields) + r"\s*\}\s*$"
 
 
-def _quoted(text: str) -> str:
+def quoted(text: str) -> str:
     """`text` as a literal in RE2's syntax. RE2 accepts escapes only for ASCII characters."""
     return "".join(c if c.isalnum() or c in '_" ' or not c.isascii() else f"\\{c}" for c in text)
 

@@ -1,6 +1,8 @@
 """Infers a table's columns and key from its source's messages, if the configuration doesn't have them."""
 
+import logging
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -11,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, Changes, MessageKey, Rejected
+from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, UnavailableError
 from changelog.decoding import merged_types, observed_type
 from changelog.message_keys import of_changes
 from changelog.row_kind import Kinds
@@ -19,6 +21,7 @@ from changelog.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
+from sink.redaction import masked
 from sink.sources.kafka import READ_OPTIONS
 from sink.sources.source import Source
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
@@ -34,6 +37,8 @@ LAST = 20
 """The sample has this many messages from the end of each partition."""
 
 T = TypeVar("T")
+
+log = logging.getLogger(__name__)
 
 
 class Sample(Protocol):
@@ -230,7 +235,20 @@ def _decoded(
         ChangelogSpec((), (), options=config.source.format_options, schema_changes="evolve")
     )
     for batch in records.cast(RAW_SCHEMA).to_batches():
-        yield batch, list(decoder.changes(batch))
+        try:
+            yield batch, list(decoder.changes(batch))
+        except (BadOptionError, UnavailableError):
+            raise
+        except Exception as error:
+            found = []
+            for row in range(batch.num_rows):
+                with suppress(Exception):
+                    found.append((batch.slice(row, 1), list(decoder.changes(batch.slice(row, 1)))))
+            if not found:
+                raise
+            what = masked(f"{type(error).__name__}: {error}")
+            log.warning("messages of the sample that can't be decoded: %d, %s", batch.num_rows - len(found), what)
+            yield from found
 
 
 def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:

@@ -25,7 +25,8 @@ from changelog.spec import ChangelogSpec
 from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
-from sink.errors import NoMessagesError, RowdeltaError, TemporaryError, summary
+from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TemporaryError, summary
+from sink.redaction import masked
 from sink.run.attempt import Pending, TableShare
 from sink.run.inference import stated_keys
 from sink.run.joint import JointWriter
@@ -234,8 +235,11 @@ class Supervisor:
         try:
             for source, stated in stated_keys(self._config, sinks).items():
                 sinks[source].note_message_keys(stated)
-        except Exception as error:  # noqa: BLE001 - whatever it is, the run itself meets it too, or needs no plain client
+        except ConfigError as error:  # these options are for Spark's client only
             log.debug("can't look at the messages' keys: %s", error)
+        except Exception as error:  # noqa: BLE001 - whatever it is, the run itself meets it too
+            what = masked(f"{type(error).__name__}: {error}")
+            log.warning("can't look at the messages' keys before the first micro-batch, which compares them: %s", what)
 
     def take_up(self, members: Sequence[Member]) -> list[Member]:
         """Let the tables work that `open` opened, except those whose group has another table that failed. Call this

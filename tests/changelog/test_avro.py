@@ -537,14 +537,15 @@ def test_keys_that_the_values_leave_out() -> None:
         (message(3, KEY, {"id": 1}), message(5, KEYLESS, {"name": "a"})),
         (message(4, "long", 2), message(5, KEYLESS, {"name": "b"})),
         (None, message(5, KEYLESS, {"name": "c"})),
-        (b"text", message(5, KEYLESS, {"name": "d"})),
+        (b"7", message(5, KEYLESS, {"name": "d"})),
     ]
     found = decoded(messages, spec(COLUMNS))
-    assert [(c.record, c.row) for c in found.changes] == [(0, {"id": 1, "name": "a"}), (1, {"id": 2, "name": "b"})]
-    assert found.rejected == {
-        2: "null_key: the message has no key",
-        3: "unparseable: the message's key: not in Confluent's wire format: a zero byte, a schema id, Avro",
-    }
+    assert sorted((c.record, c.row["id"], c.row["name"]) for c in found.changes) == [
+        (0, 1, "a"),
+        (1, 2, "b"),
+        (3, "7", "d"),  # a text is converted later, or doesn't fit the column
+    ]
+    assert found.rejected == {2: "null_key: the message has no key"}
 
 
 def test_what_is_rejected() -> None:

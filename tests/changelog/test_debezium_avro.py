@@ -246,12 +246,13 @@ def test_a_tombstone_whose_delete_was_compacted_away() -> None:
         (keys[0], None),
         (keys[1], None),
         (None, None),
-        (b"x", None),
+        (b"\xff", None),
     ]
     found = decoded([*lone, (keys[2], event("c", row(2))), (keys[0], None)], spec(COLUMNS), SCHEMAS)
     removed = [(c.record, c.row["id"]) for c in found.changes if c.kind == "-D"]
     assert sorted(removed) == [(0, 0), (2, 1), (6, 0)]
-    assert found.rejected == {}
+    reason = "a tombstone deletes the row of its key, and can't here: the message's key: it is neither JSON nor text"
+    assert found.rejected == {4: f"null_key: {reason}"}
 
 
 def test_an_update_that_changes_the_key_removes_the_old_row() -> None:
@@ -413,7 +414,7 @@ def test_flattened_rows() -> None:
         (4, "-D", {"id": 3}),
     ]
     assert found.rejected == {
-        5: "null_key: the message has no key",
+        5: "null_key: a tombstone deletes the row of its key, and can't here: the message has no key",
         6: "unavailable_value: column v: the source didn't send the unchanged value",
         7: "unknown_operation: op is 'x'; expected one of r, c, u, d, t, m",
     }
