@@ -1,7 +1,7 @@
 """What a sample tells doesn't depend on one message that a decoder fails on."""
 
 import logging
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 
 import pyarrow as pa
 import pytest
@@ -14,6 +14,10 @@ from sink.sources.kafka_client import Message
 
 
 class _Fragile:
+    OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    REQUIRED: tuple[str, ...] = ()
+    DELETES_CARRY_ROW = True
+
     def __init__(self, spec: object) -> None:
         pass
 
@@ -32,7 +36,7 @@ def test_one_message_that_the_decoder_fails_on(
     config = Config.model_construct(source=SourceSection(type="kafka", format="row-kind", options={}))
 
     def records(*values: bytes) -> pa.Table:
-        return raw_records("t", [Message(0, n, None, value) for n, value in enumerate(values)])
+        return raw_records("t", [Message("t", 0, n, None, value) for n, value in enumerate(values)])
 
     with caplog.at_level(logging.WARNING):
         assert list(infer_fields(config, records(b"a", b"poison", b"b"))) == ["a", "b"]
