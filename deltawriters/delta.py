@@ -24,6 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.amounts import amount
 from changelog.rows import BAD, HASH, KIND, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
 from deltawriters import partitioning
 from deltawriters.collapse import (
@@ -203,7 +204,7 @@ class DeltaWriter:
         ties = np.flatnonzero(rank[1:] == rank[0])
         if len(ties):
             raise CardinalityError(
-                f"{len(ties)} changes have the same order value as a TRUNCATE of the source, "
+                f"{amount(len(ties), 'change')} with the same order value as a TRUNCATE of the source, "
                 f"{tuple(orders.slice(int(ties[0]), 1).to_pylist()[0].values())}, so nothing says which of them came "
                 "before it. Add columns to order_by that make the order unique, or set truncate: reject"
             )
@@ -489,7 +490,7 @@ class DeltaWriter:
             for key, order in zip(keys.take(shown).to_pylist(), orders.take(shown).to_pylist(), strict=True)
         ]
         return CardinalityError(
-            f"{len(rows)} changes contradict another change of the same key with the same order value, for example "
+            f"{amount(len(rows), 'change')} with the order value of another change of the same key, for example "
             f"{'; '.join(examples)}. In mode changelog the order must decide. Add columns to order_by that make the "
             "order unique, or use mode: upsert, which settles ties by the rows' content."
         )

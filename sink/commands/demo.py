@@ -32,6 +32,7 @@ import pyarrow.parquet as pq
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from changelog.amounts import amount
 from changelog.rows import RowKind
 from sink import config as configuration
 from sink.config import Config, TableSection
@@ -424,7 +425,7 @@ def _show_and_compare(spark: SparkSession, config: Config, section: TableSection
     reader = f"{CAPABILITIES[config.format_of(section.target)].name}'s reader"
     print(
         f"\nThe proof: what {reader} returns against the shop's own rows: {'EQUAL' if equal else 'DIFFERENT'}\n"
-        f"  {rows:,} rows in the table, {wanted:,} in the shop. Compared with exceptAll, both ways: "
+        f"  {amount(rows, 'row')} in the table, {wanted:,} in the shop. Compared with exceptAll, both ways: "
         f"{missing:,} missing, {surplus:,} that should not be there"
     )
     return equal

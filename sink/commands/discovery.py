@@ -75,6 +75,7 @@ class Found:
     :param key_is_guess: only the column's name suggests that it is the key.
     :param columns: name -> Spark SQL type, if no schema states the types.
     :param remarks: column -> what else its type may be.
+    :param empty: fields that are null in all messages, likewise.
     :param excluded: fields that can't be columns.
     :param order_by: columns or paths that order the changes, for files only.
     :param parquet: whether the files are Parquet.
@@ -88,6 +89,7 @@ class Found:
     key_is_guess: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
     remarks: Mapping[str, str] = field(default_factory=dict)
+    empty: Sequence[str] = ()
     excluded: Sequence[str] = ()
     order_by: Sequence[str] = ()
     parquet: bool = False
@@ -320,8 +322,11 @@ def _keyed(
 ) -> Found | LeftOut:
     excluded = sorted(column for column in types if not _can_be_column(column, types))
     columns = {column: dtype for column, dtype in types.items() if column not in excluded}
-    remarks = {}
+    remarks, empty = {}, list[str]()
     if not what.has_schema:
+        valued = {column for _, row in rows for column, value in row.items() if value is not None}
+        names = dict.fromkeys(column for _, row in rows for column in row if not column.startswith("__"))
+        empty = [column for column in names if column not in valued and column not in types]
         for column, dtype in columns.items():
             values = [row[column] for _, row in rows if row.get(column) is not None]
             remark = guess(column, dtype, values, is_debezium=what.format == "debezium-json")
@@ -339,7 +344,17 @@ def _keyed(
     if any("${" in text for text in (name, *key, *excluded, *columns, *columns.values())):
         return LeftOut(name, "a name has ${ in it, which means an environment variable in a configuration")
     shown = {} if what.has_schema else columns
-    return Found(name, what, key, len(rows), key_is_guess=is_guess, columns=shown, remarks=remarks, excluded=excluded)
+    return Found(
+        name,
+        what,
+        key,
+        len(rows),
+        key_is_guess=is_guess,
+        columns=shown,
+        remarks=remarks,
+        empty=empty,
+        excluded=excluded,
+    )
 
 
 def _guessed_key(
@@ -395,14 +410,24 @@ def guess(column: str, dtype: str, values: Sequence[Any], *, is_debezium: bool) 
         return "JSON text of an object or array"
     if dtype == "string":
         return _guess_of_text(texts, is_debezium=is_debezium)
-    if dtype in ("int", "bigint") and is_debezium:
-        numbers = [int(value) for value in values if isinstance(value, int)]
-        if numbers and all(number in _MICROSECONDS for number in numbers):
-            return "may be a time in microseconds: then write timestamp_ntz"
-        if numbers and all(number in _MILLISECONDS for number in numbers):
+    if dtype in ("int", "bigint"):
+        return _guess_of_integers(column, [value for value in values if isinstance(value, int)], is_debezium)
+    return ""
+
+
+def _guess_of_integers(column: str, numbers: Sequence[int], is_debezium: bool) -> str:
+    if not numbers:
+        return ""
+    computed = "a computed column makes it a timestamp: {{type: timestamp, expression: timestamp_{}({})}}"
+    if all(number in _MICROSECONDS for number in numbers):
+        way = "then write timestamp_ntz" if is_debezium else computed.format("micros", column)
+        return f"may be a time in microseconds: {way}"
+    if all(number in _MILLISECONDS for number in numbers):
+        if is_debezium:
             return "may be a time in milliseconds, which only a schema tells from microseconds"
-        if numbers and all(number in _DAYS for number in numbers) and _DAY_NAME.search(column):
-            return "may be a date in days since 1970: then write date"
+        return f"may be a time in milliseconds: {computed.format('millis', column)}"
+    if is_debezium and all(number in _DAYS for number in numbers) and _DAY_NAME.search(column):
+        return "may be a date in days since 1970: then write date"
     return ""
 
 

@@ -7,6 +7,7 @@ from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from changelog.amounts import amount, sized
 from sink.commands.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config, TableSection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
@@ -168,13 +169,13 @@ def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSe
     """What maintenance has done for a table and has still to do, as far as it is known without a look at each file."""
     if found is None or not found.data_files:
         return
-    size = f"{found.size_in_bytes / found.data_files / 1e6:,.1f} MB"
+    size = sized(found.size_in_bytes / found.data_files)
     deleted = min(1, found.deleted_rows / max(1, found.rows))
     yield f"  files: {size} on average, at most {deleted:.1%} of their rows are deleted"
     if found.rewritten_at is not None:
-        yield f"  rewritten last: {found.rewritten_files:,} files at {shown_time(found.rewritten_at)}"
+        yield f"  rewritten last: {amount(found.rewritten_files, 'file')} at {shown_time(found.rewritten_at)}"
     if found.equality_deletes and section.has_index:  # without a key index they are how the table deletes
-        yield f"  due: {found.equality_deletes:,} equality deletes; rowdelta maintain says them by position"
+        yield f"  due: {amount(found.equality_deletes, 'equality delete')}; rowdelta maintain says them by position"
     if found.snapshots:
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
 
@@ -183,7 +184,7 @@ def _budget(config: Config, section: TableSection, table: TableState, settings: 
     """What the table's properties tell: how much may be rewritten, and when orphans were looked for."""
     if settings.budget and section.mode != "append":
         credit = max(0, rewrite_credit(table, property_prefix(config), settings.budget))
-        yield f"  budget: {credit / 1e6:,.1f} MB may be rewritten now"
+        yield f"  budget: {sized(credit)} may be rewritten now"
     cleaned = table.property(cleaned_property(config))
     if settings.orphans is not None and cleaned is not None:
         every = settings.orphans.every
@@ -193,7 +194,7 @@ def _budget(config: Config, section: TableSection, table: TableState, settings: 
 
 def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime) -> str:
     """:param made: when, in milliseconds since 1970, the oldest first."""
-    kept = f"{len(made):,} snapshots since {shown_time(made[0])}"
+    kept = f"{amount(len(made), 'snapshot')} since {shown_time(made[0])}"
     if expire is None:
         return f"{kept}; none expires, since maintenance.expire isn't configured"
     return f"{kept}; due to expire: {expire.due(made, now):,}"

@@ -8,6 +8,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount, sized
 from sink.config import Config
 from sink.config.maintenance import age
 from sink.deadletters.upkeep import CHECKPOINT_SECONDS, open_upkeep
@@ -237,31 +238,33 @@ def _lines(result: Maintained) -> Iterator[str]:
         yield f"{result.table}: FAILED: {result.error}"
         return
     yield f"{result.table}{': would do' if result.dry_run else ''}"
-    size = f"{result.rewritten_bytes / 1e6:,.1f} MB"
+    size, rewritten = sized(result.rewritten_bytes), amount(result.rewritten_data_files, "data file")
     if result.skipped:
         yield f"  not rewritten: {result.skipped}"
     elif result.not_converted:
         yield f"  not converted: {result.not_converted}"
-    elif result.dry_run:
-        yield f"  rewrite      {result.rewritten_data_files:,} data files, {size}"
-    else:
-        yield f"  rewritten    {result.rewritten_data_files:,} data files into {result.added_data_files:,}, {size}"
+    elif result.rewritten_data_files and result.dry_run:
+        yield f"  rewrite      {rewritten}, {size}"
+    elif result.rewritten_data_files:
+        yield f"  rewritten    {rewritten} into {result.added_data_files:,}, {size}"
     if result.merged_delete_files:
-        yield f"  {'merge ' if result.dry_run else 'merged'}       {result.merged_delete_files:,} position delete files"
+        merged = amount(result.merged_delete_files, "position delete file")
+        yield f"  {'merge ' if result.dry_run else 'merged'}       {merged}"
     if result.failed_groups:
-        yield f"  failed       {result.failed_groups:,} groups of files: run again; the log says why"
+        yield f"  failed       {amount(result.failed_groups, 'group')} of files: run again; the log says why"
     if result.converted_equality_deletes:
-        converted = f"{'convert  ' if result.dry_run else 'converted'}    {result.converted_equality_deletes:,}"
-        yield f"  {converted} equality delete files into deletes by position"
+        converted = amount(result.converted_equality_deletes, "equality delete file")
+        yield f"  {'convert  ' if result.dry_run else 'converted'}    {converted} into deletes by position"
     if result.dangling_delete_files:
-        dropped = "drop   " if result.dry_run else "dropped"
-        yield f"  {dropped}      {result.dangling_delete_files:,} delete files that apply to nothing"
+        files = amount(result.dangling_delete_files, "delete file")
+        yield f"  {'drop   ' if result.dry_run else 'dropped'}      {files}, applied to nothing"
     if result.expiring_snapshots:
-        yield f"  expire       {result.expiring_snapshots:,} snapshots or fewer, with the files that only these have"
+        snapshots = amount(result.expiring_snapshots, "snapshot")
+        yield f"  expire       {snapshots} or fewer, with the files that only these have"
     if result.expired_files:
-        yield f"  expired      {result.expired_files:,} files of old snapshots deleted"
+        yield f"  expired      {amount(result.expired_files, 'file')} of old snapshots deleted"
     if result.orphans:
-        yield f"  orphans      {len(result.orphans):,} files {'to delete' if result.dry_run else 'deleted'}"
+        yield f"  orphans      {amount(len(result.orphans), 'file')} {'to delete' if result.dry_run else 'deleted'}"
         yield from (f"    {path}" for path in result.orphans[:20])
         if len(result.orphans) > 20:
             yield f"    and {len(result.orphans) - 20:,} more (--json lists all)"

@@ -26,6 +26,7 @@ from pathlib import Path, PurePosixPath
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
+from changelog.amounts import amount, sized
 from changelog.formats import GROUP
 from sink.config import Config
 from sink.errors import ConfigError
@@ -94,7 +95,7 @@ def package(path: Path, config: Config, output: Path, *, force: bool) -> Iterato
     distributions = list(_needed())
     _write(output, sorted(_files(distributions), key=lambda file: file.name))
     size = output.stat().st_size
-    yield f"# wrote {output}: {size / 1e6:.0f} MB, {len(distributions)} packages, for workers with {_PYTHON}"
+    yield f"# wrote {output}: {sized(size)}, {amount(len(distributions), 'package')}, for workers with {_PYTHON}"
     yield from submit_line(path, config, output)
 
 
@@ -236,7 +237,7 @@ class _Progress:
         if time.monotonic() - self._told < (0.2 if self._on_terminal else 3.0):
             return
         self._told = time.monotonic()
-        text = f"packing: {self._done / 1e6:,.0f} of {self._total / 1e6:,.0f} MB"
+        text = f"packing: {sized(self._done)} of {sized(self._total)}"
         if self._on_terminal:
             print(f"\r{text} [{'#' * (30 * self._done // self._total):30}]", end="", file=sys.stderr, flush=True)
         else:

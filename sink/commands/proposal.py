@@ -11,6 +11,7 @@ from pathlib import Path
 
 import yaml
 
+from changelog.amounts import amount
 from changelog.recognition import FLATTENED
 from sink.commands.discovery import Found, LeftOut
 from sink.errors import ConfigError
@@ -241,7 +242,7 @@ def _pattern(
     if key:
         yield f"    key: {_flow(key)}"
     else:
-        keys = " ".join(sorted({_flow(each.key) for each in members}))
+        keys = " or ".join(sorted({", ".join(each.key) for each in members}))
         yield f"    # key: what each table's messages say{f' ({keys})' if keys else ''}"
     if order_by:
         yield f"    order_by: {_flow(order_by)}   # which change of a key is the last; a guess, by its name"
@@ -263,10 +264,13 @@ def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
     if found.excluded:
         yield f"    exclude: {_flow(found.excluded)}   # names that no column can have"
     if found.columns:
-        yield f"    columns:   # inferred from {found.looked_at:,} rows without a schema"
+        yield f"    columns:   # inferred from {amount(found.looked_at, 'row')} without a schema"
         for column, dtype in found.columns.items():
             remark = found.remarks.get(column, "")
             yield f"      {_scalar(column)}: {_scalar(dtype)}{f'   # a guess: {remark}' if remark else ''}"
+    if found.empty:
+        yield f"    # NULL in all of them, so no type is known: {', '.join(found.empty)}."
+        yield f"    # Columns come when values do; to say their types now: types: {{{_scalar(found.empty[0])}: …}}"
 
 
 def _comments(place: Place, others: Sequence[Found], left: Sequence[LeftOut]) -> Iterator[str]:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount
 from sink.config import Config, TableSection, VerifySection
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
@@ -100,14 +101,14 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         return
     yield f"{outcome.table} against {outcome.source}: {_verdict(outcome)}"
     at = f"source at {outcome.position}, table at" if outcome.position else "table at"
-    rounds = f"{outcome.rounds} rounds" if outcome.rounds > 1 else "1 round"
+    rounds = amount(outcome.rounds, "round")
     yield f"  {at} {outcome.table_state}; {outcome.source_rows:,} and {outcome.table_rows:,} rows, {rounds}"
     for reason, columns in _by_reason(outcome).items():
         yield f"  not compared: {', '.join(columns)} ({reason})"
     if outcome.changing:
-        yield f"  changed all the time: {outcome.changing:,} keys not compared"
+        yield f"  changed all the time: {amount(outcome.changing, 'key')} not compared"
     if outcome.unconfirmed:
-        yield f"  differed in the last round, and may be equal by now: {outcome.unconfirmed:,} keys"
+        yield f"  differed in the last round, and may be equal by now: {amount(outcome.unconfirmed, 'key')}"
     for difference in outcome.differences:
         key = ", ".join(f"{name}={_shown(value)}" for name, value in difference.key.items())
         names = ", ".join(column.column for column in difference.columns)
@@ -116,13 +117,10 @@ def _lines(outcome: Outcome) -> Iterator[str]:
             yield f"    {column.column}: source {_shown(column.source)}, table {_shown(column.table)}"
     hidden = outcome.different - len(outcome.differences)
     if hidden:
-        yield f"  and {hidden:,} more keys (--limit shows more)"
+        yield f"  and {amount(hidden, 'more key')} (--limit shows more)"
     if outcome.dead_letters:
-        yield (
-            f"  the table has {outcome.dead_letters:,} dead letters, which may be why: rowdelta dead-letters list"
-            if outcome.different
-            else f"  the table has {outcome.dead_letters:,} dead letters: rowdelta dead-letters list"
-        )
+        why = ", which may be why" if outcome.different else ""
+        yield f"  the table has {amount(outcome.dead_letters, 'dead letter')}{why}: rowdelta dead-letters list"
 
 
 def as_json(outcome: Outcome) -> str:
@@ -182,7 +180,7 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
     try:
         outcome.dead_letters = _dead_letters(spark, config, section)
     except (RowdeltaError, *JOB_ERRORS) as error:  # what was found out stays true
-        log.warning("%s: its dead letters could not be counted: %s", section.target, summary(error))
+        log.warning("%s: its dead letters could not be amount: %s", section.target, summary(error))
     return outcome
 
 
@@ -229,7 +227,7 @@ def _dead_letters(spark: SparkSession, config: Config, section: TableSection) ->
 
 def _verdict(outcome: Outcome) -> str:
     if outcome.different:
-        return f"DIFFERENT in {outcome.different:,} {'key' if outcome.different == 1 else 'keys'}"
+        return f"DIFFERENT in {amount(outcome.different, 'key')}"
     again = "compare again when traffic is lower"
     return {
         Verdict.EQUAL: "EQUAL",

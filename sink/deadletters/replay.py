@@ -32,6 +32,7 @@ from functools import reduce
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
 
+from changelog.amounts import amount
 from changelog.decoding import CHANGES_PER_RECORD
 from changelog.row_kind_columns import quoted
 from changelog.rows import BAD, order_column
@@ -152,7 +153,7 @@ class _Replay:
         target, position = self._section.target, self._sink.position or {}
         # Spark must not read the dead-letter table again after the letters are removed from it
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
-        log.info("%s: decoding %d dead letters", target, letters.count())
+        log.info("%s: decoding %s", target, amount(letters.count(), "dead letter"))
         changes = self._sink.decoded(_as_records(letters.where("passed")))
         refused = changes.where(is_bad(changes)).select(f"{BAD}.*").select(*RECORD).distinct().localCheckpoint()
         passed = letters.where("passed")
@@ -207,7 +208,7 @@ class _Replay:
         records = _as_records(stored) if again is None else again.unionByName(_as_records(stored))
         concerned = self._sink.decoded(_as_records(letters)).select(*map(quoted, key)).distinct().localCheckpoint()
         concerned = concerned.withColumn(_CONCERNED, F.lit(True))
-        log.info("%s: reading what the topic has of %d keys since", target, concerned.count())
+        log.info("%s: reading what the topic has of %s since", target, amount(concerned.count(), "key"))
 
         def keep(changes: DataFrame) -> DataFrame:
             rows = changes.join(concerned, key, "left").where(is_bad(changes) | F.col(_CONCERNED))
@@ -221,9 +222,9 @@ class _Replay:
             changes = self._by_time(changes, records)
         count = changes.count()
         if count:
-            log.info("%s: applying %d changes", target, count)
+            log.info("%s: applying %s", target, amount(count, "change"))
             batch = TableBatch(lambda: records, position, count, changes)
-            self._sink.apply_batch(-1, batch)
+            self._sink.apply_batch(None, batch)
 
     def _since_truncate(self, changes: DataFrame, truncates: DataFrame) -> DataFrame:
         """Leave out changes that a later TRUNCATE of the source has made void. The replay itself empties no table."""

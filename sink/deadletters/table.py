@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from changelog.amounts import amount
 from changelog.rows import BAD
 from deltawriters import TableSpec
 from sink.config import Config
@@ -172,10 +173,10 @@ class DeadLetters:
             return
         classes = ", ".join(f"{count:,} {error_class}" for error_class, count in total.most_common())
         raise TooManyBadRecordsError(
-            f"{target}: {total.total():,} bad records in this run, and max_bad_records is {limit:,} ({classes}). The "
-            f"micro-batch that has the last {sum(bad.values()):,} of them was not applied: {'; '.join(samples)}. "
-            "Correct the source or the configuration and run again, or raise max_bad_records; `rowdelta dead-letters "
-            "counts` shows what was kept before."
+            f"{target}: {amount(total.total(), 'bad record')} in this run, and max_bad_records is {limit:,} "
+            f"({classes}). The micro-batch that has the last {sum(bad.values()):,} of them was not applied: "
+            f"{'; '.join(samples)}. Correct the source or the configuration and run again, or raise max_bad_records; "
+            "`rowdelta dead-letters counts` shows what was kept before."
         )
 
     def commit(

@@ -95,9 +95,11 @@ class Proposal:
 
 @dataclass(frozen=True)
 class Pending:
-    """A table's part of a micro-batch before its commit. `attempt` is None if it must be written again."""
+    """A table's part of a micro-batch before its commit. `attempt` is None if it must be written again, `batch_id` if
+    it is a replay of dead letters.
+    """
 
-    batch_id: int
+    batch_id: int | None
     batch: TableBatch
     attempt: Attempt | None
 

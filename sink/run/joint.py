@@ -11,6 +11,7 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount
 from sink.run.attempt import SMALL_BATCH, TableShare
 from sink.run.microbatch import TableSink
 from sink.spark import task
@@ -87,8 +88,8 @@ class JointWriter:
                 sinks[source].discard()
         if failure is not None:
             log.warning(
-                "%d tables could not be written in one job; for a minute each gets its own: %s",
-                len(shares),
+                "%s could not be written in one job; for a minute each gets its own: %s",
+                amount(len(shares), "table"),
                 str(failure).strip().split("\n", 1)[0][:300],
             )
         for result in results:

@@ -25,6 +25,7 @@ from uuid import uuid4
 import numpy as np
 from pyiceberg.io import FileIO
 
+from changelog.amounts import amount, amounts
 from deltawriters import TableSpec
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
 from deltawriters.keyindex.vector_log import Vector
@@ -226,10 +227,9 @@ class KeyIndex:
         if read and (rows or read & (changes.removed | {file.path for file in changes.files})):
             return None  # partial rows may have been completed from what others have changed now
         log.info(
-            "%s: others added or changed %d files meanwhile, and removed %d; the keys were looked up there too",
+            "%s: changed by others meanwhile: %s; the keys were looked up there too",
             self._table.name,
-            len(changes.files),
-            len(changes.removed),
+            amounts({"added or changed file": len(changes.files), "removed file": len(changes.removed)}),
         )
         self._meanwhile = self._meanwhile.followed_by(changes, rows)
         return self._prepare(operation, slice_, tasks, results)
@@ -608,10 +608,10 @@ class KeyIndex:
             entries = sum(run.entries for run in self._version.runs)
             seconds = time.monotonic() - started
             log.info(
-                "%s: key index built: %s keys of %d files in %.1f s",
+                "%s: key index built: %s of %s in %.1f s",
                 self._table.name,
-                f"{entries:,}",
-                len(files),
+                amount(entries, "key"),
+                amount(len(files), "file"),
                 seconds,
             )
         self._clean_up(self._version)

@@ -18,6 +18,7 @@ from py4j.protocol import Py4JError
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount
 from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
@@ -355,7 +356,8 @@ class Maintenance:
             if has_turn:
                 sink.note_rewritten(compacted.bytes)
         if failed:
-            log.warning("%s: %d groups of files not rewritten, tried again later", sink.table.name, failed)
+            groups = amount(failed, "group")
+            log.warning("%s: %s of files not rewritten, tried again later", sink.table.name, groups)
 
     def _credit(self, known: _Table, settings: MaintenanceSection) -> int:
         """Bytes that may be rewritten now. 0 if it isn't time to look. At the end of a job it is."""

@@ -16,6 +16,7 @@ from uuid import uuid4
 
 from pyiceberg.io import FileIO
 
+from changelog.amounts import amount, sized
 from changelog.decoding import ChangelogDecoder, StatedKeys
 from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
@@ -304,14 +305,14 @@ class TableSink:
             self._observer(BatchStarted(self.table.name, batch_id))
         return batch
 
-    def apply_batch(self, batch_id: int, batch: TableBatch) -> None:
+    def apply_batch(self, batch_id: int | None, batch: TableBatch) -> None:
         """Apply changes that continue the table's position, exactly once, and store the position `batch.end`.
 
         :raises RowdeltaError: nothing was applied; with `CommitUnknownError`, it is unknown whether it was applied.
         """
         self.commit(self.prepare_batch(batch_id, batch))
 
-    def prepare_batch(self, batch_id: int, batch: TableBatch) -> Pending:
+    def prepare_batch(self, batch_id: int | None, batch: TableBatch) -> Pending:
         """Write changes that continue the table's position, without a commit.
 
         The caller must then call `commit` or `discard`.
@@ -521,7 +522,7 @@ class TableSink:
 
     def _committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> Committed:
         written = attempt.written
-        files = {content: Files(*counted) for content, counted in written.contents.items()}
+        files = {content: Files(*amount) for content, amount in written.contents.items()}
         index = proposal.request.index
         if index is not None and index.files:  # which came after the tasks' files
             content = (FileContent.DATA if index.replaced else FileContent.POSITION_DELETES).value
@@ -661,7 +662,8 @@ class TableSink:
         if not self._replace_deletes(found.handles, stored, index_of, "equality deletes not converted"):
             return 0
         self._see_rewritten(key_index, stored.operation)
-        log.info("%s: %d equality delete files are deletes by position now", self.table.name, len(found.handles))
+        files = amount(len(found.handles), "equality delete file")
+        log.info("%s: %s converted into deletes by position", self.table.name, files)
         return len(found.handles)
 
     def convertible_equality_deletes(self) -> int:
@@ -708,7 +710,8 @@ class TableSink:
             self._see_rewritten(key_index, stored.operation)
         else:
             self._rebase()
-        log.info("%s: %d delete files removed that applied to nothing", self.table.name, len(found))
+        files = amount(len(found), "delete file")
+        log.info("%s: removed %s that applied to nothing", self.table.name, files)
         return len(found)
 
     def _converted_index(
@@ -765,8 +768,8 @@ class TableSink:
         """How many rows of data files are live, by path, as the format's own reader sees them."""
         files = [file for file in self.table.live_files() if file.path in paths]
         with self.table.rows_of(files, self.plan.section.key) as (frame, path, _, names):
-            counted: dict[str, int] = dict(frame.groupBy(path).count().collect())
-        return {file.path: counted.get(name, 0) for file, name in zip(files, names, strict=True)}
+            amount: dict[str, int] = dict(frame.groupBy(path).count().collect())
+        return {file.path: amount.get(name, 0) for file, name in zip(files, names, strict=True)}
 
     def _index_knows_all_rows(self) -> bool:
         """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""
@@ -1077,7 +1080,8 @@ class TableSink:
                 why = "a replay applies all changes of a key or none"
                 way_out = "Nothing was applied. Load the missing rows, or replay other dead letters (--reason)"
             raise DataError(
-                f"{self.table.name}: {written.bad:,} bad records, and {why}. {'; '.join(written.samples)}. {way_out}."
+                f"{self.table.name}: {amount(written.bad, 'bad record')}, and {why}. {'; '.join(written.samples)}. "
+                f"{way_out}."
             )
         undecoded = written.undecoded_since(self._undecoded())
         alike = written.failing_alike(_MOST_UNDECODED)
@@ -1209,9 +1213,9 @@ class TableSink:
         committed = set(written.dead_letter_paths)
         self._uncommitted.paths = [path for path in self._uncommitted.paths if path not in committed]
         log.warning(
-            "%s: %d bad records to %s. %s",
+            "%s: %s to %s. %s",
             self.table.name,
-            written.bad,
+            amount(written.bad, "bad record"),
             self._dead_letters.name,
             "; ".join(written.samples),
         )
@@ -1221,14 +1225,14 @@ class TableSink:
     def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
         index = proposal.request.index
         log.info(
-            "%s batch %d: %s%s | write %d ms, commit %d ms, peak %d MB%s",
+            "%s %s: %s%s | write %d ms, commit %d ms, peak %s%s",
             self.table.name,
-            pending.batch_id,
+            "replay" if pending.batch_id is None else f"batch {pending.batch_id}",
             attempt.written.shown(copies=self.plan.section.copies),
             "" if index is None or index.copied is None else f" | {index.copied.shown}",
             attempt.write_seconds * 1000,
             commit_seconds * 1000,
-            attempt.written.peak_memory / 1e6,
+            sized(attempt.written.peak_memory),
             f" | {json.dumps(pending.batch.end)}" if log.isEnabledFor(logging.DEBUG) else "",
         )
 

@@ -15,6 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import replace
 from uuid import uuid4
 
+from changelog.amounts import amounts, sized
 from deltawriters import TableSpec
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
@@ -221,12 +222,11 @@ class MinorCompaction:
             written.discard(index.new_paths)
             raise
         log.info(
-            "%s: merged %d small files and %d delete files into %d | %.1f MB | %d ms",
+            "%s: merged %s into %d | %s | %d ms",
             self._table.name,
-            len(gone),
-            len(replaced) - len(gone),
+            amounts({"small file": len(gone), "delete file": len(replaced) - len(gone)}),
             len(new.files),
-            sum(group.size_in_bytes for group in groups) / 1e6,
+            sized(sum(group.size_in_bytes for group in groups)),
             (time.monotonic() - started) * 1000,
         )
         return RewriteDone(

@@ -73,7 +73,7 @@ class TableFailed:
 @dataclass(frozen=True)
 class BatchStarted:
     table: str
-    batch_id: int
+    batch_id: int | None
 
 
 @dataclass(frozen=True)
@@ -140,7 +140,7 @@ class Committed:
     """
 
     table: str
-    batch_id: int
+    batch_id: int | None
     snapshot: int | None
     position: Position
     rows: Mapping[str, int]

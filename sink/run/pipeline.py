@@ -16,6 +16,7 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql.streaming.query import StreamingQuery
 
+from changelog.amounts import amount
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.config.folders import check_folders
@@ -431,8 +432,8 @@ class Pipeline:
         more = f"\n  and {len(errors) - 10} more" if len(errors) > 10 else ""
         worst = next((kind for kind in _KINDS if isinstance(errors[0], kind)), RowdeltaError)
         return worst(
-            f"{len(errors)} of {len(self._supervisor.members)} tables failed; each is as its last commit left "
-            f"it:\n{shown}{more}"
+            f"{len(errors)} of {amount(len(self._supervisor.members), 'table')} failed; each is as its last commit "
+            f"left it:\n{shown}{more}"
         )
 
     def _quieten_spark(self) -> None:

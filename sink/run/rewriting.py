@@ -21,6 +21,7 @@ from itertools import islice
 from typing import Any, Literal
 from uuid import uuid4
 
+from changelog.amounts import amount, sized
 from deltawriters import TableSpec
 from deltawriters.keyindex import RunInfo
 from deltawriters.ordering import RowOrder
@@ -267,9 +268,10 @@ class Rewriting:
         seconds = begun.rewrite_seconds + time.monotonic() - started
         size = begun.size_in_bytes
         log.info(
-            "%s: %s %d %s files into %d | %.1f MB | %d ms",
-            self._table.name, "merged" if begun.merges_deletes else "rewrote", len(paths),
-            "delete" if begun.merges_deletes else "data", len(begun.files), size / 1e6, seconds * 1000,
+            "%s: %s %s into %d | %s | %d ms",
+            self._table.name, "merged" if begun.merges_deletes else "rewrote",
+            amount(len(paths), "delete file" if begun.merges_deletes else "data file"),
+            len(begun.files), sized(size), seconds * 1000,
         )  # fmt: skip
         told = RewriteDone(
             self._table.name,

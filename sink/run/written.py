@@ -9,6 +9,7 @@ from typing import Any
 
 from pyiceberg.io import FileIO
 
+from changelog.amounts import amount, amounts, sized
 from changelog.decoding import StatedKeys
 from changelog.rows import BadRecord, RowKind
 
@@ -95,13 +96,17 @@ class Written:
         """
         rows = " ".join(f"{kind} {count:,}" for kind, count in self.counts.items() if count) or "no changes"
         earlier = 0 if copies else sum(map(self.keys, ("updated", "deleted", "duplicates")))
-        bad = f", {self.bad:,} dead letters" if self.bad else ""
-        return (
-            f"{rows} | {len(self.files)} files, {self.bytes / 1e6:.1f} MB: {self.records['DATA']:,} rows, "
-            f"{self.records['EQUALITY_DELETES']:,} equality deletes, {self.records['POSITION_DELETES'] + earlier:,} "
-            "position deletes"
-            f"{self._shown_keys()}{bad}"
+        bad = f", {amount(self.bad, 'dead letter')}" if self.bad else ""
+        records = amounts(
+            {
+                "row": self.records["DATA"],
+                "equality delete": self.records["EQUALITY_DELETES"],
+                "position delete": self.records["POSITION_DELETES"] + earlier,
+            },
+            none="nothing to write",
         )
+        files = f"{amount(len(self.files), 'file')}, {sized(self.bytes)}: {records}" if self.files else records
+        return f"{rows} | {files}{self._shown_keys()}{bad}"
 
     def _shown_keys(self) -> str:
         """What the key index says about the micro-batch's keys."""
@@ -111,7 +116,7 @@ class Written:
             "inserted": "new",
             "updated": "updated",
             "deleted": "deleted",
-            "absent": "deleted but absent",
+            "absent": "inserted and deleted within the micro-batch, or never there",
             "duplicates": "duplicate rows removed",
             "completed": "completed from the table's rows",
         }

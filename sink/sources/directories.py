@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from typing import Protocol
 from urllib.parse import unquote, urlsplit
 
+from changelog.amounts import amount
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError
 from sink.sources.source import Behind, Position
@@ -86,7 +87,7 @@ class Directories:
                 return f"unknown; there is no directory {table.source}"
             waiting = [file for file in files if position is None or is_beyond(file, position)]
             late = ", not counting late ones" if position is not None else ""
-            return f"{len(waiting):,} files behind{late}{regardless}"
+            return f"{amount(len(waiting), 'file')} behind{late}{regardless}"
 
         return [behind(table, position) for table, position in tables]
 
@@ -108,7 +109,7 @@ class Directories:
     ) -> Sequence[str | RowdeltaError]:
         def found(table: TableSection) -> str | RowdeltaError:
             try:
-                return f"directory {table.source}: {len(self.look(table)):,} files"
+                return f"directory {table.source}: {amount(len(self.look(table)), 'file')}"
             except ConfigError as error:
                 return error
 

@@ -366,7 +366,7 @@ class _Admin(Admin):
     def topics(self) -> list[str]:
         """Names of all topics, without Kafka's internal ones."""
         # joined in the JVM, because iterating over a Java set from Python takes round trips for each name
-        names = self._get(self._client.listTopics().names(), "any topic")
+        names = self._get(self._client.listTopics().names())
         return [name for name in str(self._jvm.java.lang.String.join(",", names)).split(",") if name]
 
     def offsets(self, topics: Sequence[str], spec: JavaObject) -> dict[str, Offsets]:
@@ -386,7 +386,7 @@ class _Admin(Admin):
         if not query:
             return result
         listed = self._client.listOffsets(query, self._jvm.org.apache.kafka.clients.admin.ListOffsetsOptions(level))
-        for entry in self._get(listed.all(), ", ".join(topics[:3])).entrySet():
+        for entry in self._get(listed.all(), topics).entrySet():
             place = entry.getKey()
             result.setdefault(str(place.topic()), {})[str(place.partition())] = int(entry.getValue().offset())
         return result
@@ -402,7 +402,7 @@ class _Admin(Admin):
         for (topic, partition), timestamp in times.items():
             query.put(partition_of(topic, int(partition)), self.at(timestamp))
         found: dict[Part, tuple[int, int]] = {}
-        for entry in self._get(self._client.listOffsets(query).all(), "any topic").entrySet():
+        for entry in self._get(self._client.listOffsets(query).all(), [topic for topic, _ in times]).entrySet():
             place, info = entry.getKey(), entry.getValue()
             if int(info.offset()) >= 0:
                 found[str(place.topic()), str(place.partition())] = int(info.offset()), int(info.timestamp())
@@ -430,18 +430,23 @@ class _Admin(Admin):
         futures = self._client.describeTopics(names).topicNameValues()
         for topic in topics:
             try:
-                yield topic, self._get(futures.get(topic), topic)
+                yield topic, self._get(futures.get(topic), [topic])
             except _UnknownTopicError:
                 continue
 
-    def _get(self, future: JavaObject, topic: str) -> JavaObject:
+    def _get(self, future: JavaObject, topics: Sequence[str] = ()) -> JavaObject:
+        """The answer to a question.
+
+        :param topics: those that it is about, for the message.
+        """
         try:
             return future.get(2 * _TIMEOUT_MS, self._milliseconds)
         except Py4JJavaError as error:
             reason = str(error.java_exception)
             if "UnknownTopicOrPartition" in reason or "InvalidTopicException" in reason:
                 raise _UnknownTopicError from None
-            raise TemporaryError(f"Kafka at {self.servers} did not answer for topic {topic!r}: {reason}") from None
+            about = f" for {', '.join(list(dict.fromkeys(topics))[:3])}" if topics else ""
+            raise TemporaryError(f"Kafka at {self.servers} did not answer{about}: {reason}") from None
 
 
 def _ages(

@@ -13,6 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from changelog.amounts import amount
 from sink.errors import ConfigError, TemporaryError
 
 PREFIX = "kafka."
@@ -292,7 +293,7 @@ class Broker:
                 if now - told > 2.0:
                     told = now
                     done = len(ranges) - len(left)
-                    self.progress(f"{done:,} of {len(ranges):,} partitions read, {now - began:.0f} s")
+                    self.progress(f"{done:,} of {amount(len(ranges), 'partition')} read, {now - began:.0f} s")
                 for message in consumer.consume(500, timeout=0.5):
                     last = time.monotonic()
                     error = message.error()

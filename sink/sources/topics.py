@@ -6,6 +6,7 @@ from collections.abc import Collection, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
+from changelog.amounts import amount
 from sink.config import TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
 from sink.sources.source import Position
@@ -103,7 +104,8 @@ class Topics(ABC):
                     )
             count = sum(ends[p] - offset for p, offset in reached.items())
             removed = sum(max(0, firsts[p] - offset) for p, offset in reached.items())
-            return f"{count:,} messages behind" + (f", of which Kafka has removed {removed:,}" if removed else "")
+            gone = f", of which Kafka has removed {removed:,}" if removed else ""
+            return f"{amount(count, 'message')} behind{gone}"
 
         return [behind(table.source, position or {}) for table, position in tables]
 
@@ -121,7 +123,8 @@ class Topics(ABC):
                 except (ConfigError, DataError, TableError) as error:
                     return error
                 messages = sum(end - earliest[topic][p] for p, end in latest[topic].items())
-                return f"topic {topic}: {len(latest[topic])} partitions, {messages:,} messages"
+                partitions = amount(len(latest[topic]), "partition")
+                return f"topic {topic}: {partitions}, {amount(messages, 'message')}"
 
             return [found(table, position) for table, position in tables]
 

@@ -15,6 +15,7 @@ import numpy as np
 from pyspark.accumulators import Accumulator, _accumulatorRegistry
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount, sized
 from deltawriters import TableSpec
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.old_rows import DeletedRows, DeleteGroup, FoundRows
@@ -86,11 +87,11 @@ def new_deletes(
             raise outcome
         results.append(outcome)
     log.info(
-        "%s: deletes in %d data files written by %d tasks | %.1f MB of positions and old vectors | %d ms",
+        "%s: deletes in %s written by %s | %s of positions and old vectors | %d ms",
         name,
-        len(sizes),
-        len(groups),
-        total / 1e6,
+        amount(len(sizes), "data file"),
+        amount(len(groups), "task"),
+        sized(total),
         (time.monotonic() - started) * 1000,
     )
     return results

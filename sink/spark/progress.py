@@ -10,6 +10,8 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount
+
 log = logging.getLogger("rowdelta")
 
 _WIDTH = 30
@@ -56,8 +58,8 @@ def progress(spark: SparkSession, what: str) -> Iterator[None]:
                 done, total, rows = _state(spark)
                 if total:
                     bar = f"[{'#' * (_WIDTH * done // total):{_WIDTH}}] " if line.on_terminal else ""
-                    read = f", {rows:,} rows read" if rows else ""
-                    line.tell(f"{what}: {bar}{done} of {total} tasks{read}")
+                    read = f", {amount(rows, 'row')} read" if rows else ""
+                    line.tell(f"{what}: {bar}{done} of {amount(total, 'task')}{read}")
         line.clear()
 
     thread = threading.Thread(target=watch, name="rowdelta-progress", daemon=True)

@@ -16,6 +16,7 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from changelog.amounts import amount, sized
 from sink.errors import ConfigError, FencedError, RolledBackError, TableError, TemporaryError
 from sink.spark.java_errors import message_of
 
@@ -316,8 +317,8 @@ class Copied:
     def shown(self) -> str:
         """Text for the log."""
         return (
-            f"{self.touched} of {self.total} files replaced by {self.written}: {self.rows:,} rows copied, "
-            f"{self.bytes_read / 1e6:.1f} MB read, {self.bytes_written / 1e6:.1f} MB written, "
+            f"{self.touched} of {amount(self.total, 'file')} replaced by {self.written}: "
+            f"{amount(self.rows, 'row')} copied, {sized(self.bytes_read)} read, {sized(self.bytes_written)} written, "
             f"{(self.scan_seconds + self.rewrite_seconds) * 1000:.0f} ms"
         )
 

@@ -13,6 +13,7 @@ from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
+from changelog.amounts import amount
 from sink.errors import ConfigError, TableError
 from sink.targets.base import MINOR, REWRITE
 
@@ -244,13 +245,13 @@ def shown_position(position: "Position") -> str:
 
 
 def shown_counts(files: Mapping[str, int], records: Mapping[str, int]) -> str:
-    """`+2 data files, -1 delete files with 7 rows`.
+    """`+2 data files, -1 delete file with 7 rows`.
 
     :param files: `+data files` (added), `-data files` (removed) or `~…` (changed) -> how many. Zeros are left out.
     :param records: rows and deletes -> how many.
     """
-    parts = [f"{what[0]}{count:,} {what[1:]}" for what, count in files.items() if count]
-    shown = [f"{count:,} {what}" for what, count in records.items()]
+    parts = [f"{what[0]}{amount(count, what[1:].removesuffix('s'))}" for what, count in files.items() if count]
+    shown = [amount(count, what.removesuffix("s")) for what, count in records.items()]
     return (", ".join(parts) or "unchanged") + (f" with {', '.join(shown)}" if shown else "")
 
 

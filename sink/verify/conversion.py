@@ -100,8 +100,12 @@ def conversion(selected: Selected, dtype: T.DataType) -> Conversion | None:
     """
     kind = selected.kind
     if kind is Kind.SPARK:
-        if selected.dtype == dtype:
+        own = selected.dtype
+        if own == dtype:
             return Conversion(dtype, lambda column: column)
+        if isinstance(own, T.ArrayType | T.MapType | T.StructType) and isinstance(dtype, T.StringType):
+            schema = own.simpleString()
+            return _read_again(own, lambda column: column, lambda column: F.from_json(column, schema))
         return Conversion(dtype, _exact_cast(selected.dtype, dtype), may_misfit=True)
     if kind is Kind.ARRAY:
         return _array(selected, dtype)
@@ -212,9 +216,10 @@ def _day_or_time(selected: Selected, dtype: T.DataType) -> Conversion | None:
 
 
 def _array(selected: Selected, dtype: T.DataType) -> Conversion | None:
-    if not isinstance(dtype, T.ArrayType) or selected.element is None:
+    is_text = isinstance(dtype, T.StringType)  # of a JSON array, as the messages spell it
+    if selected.element is None or not (is_text or isinstance(dtype, T.ArrayType)):
         return None
-    inner = conversion(selected.element, dtype.elementType)
+    inner = conversion(selected.element, dtype.elementType if isinstance(dtype, T.ArrayType) else dtype)
     if inner is None:
         return None
     texts = T.ArrayType(T.StringType())
@@ -231,12 +236,19 @@ def _array(selected: Selected, dtype: T.DataType) -> Conversion | None:
     def element(text: Column) -> Column:
         return inner.source(text if prepared is None else prepared(text))
 
+    def parsed(column: Column) -> Column:
+        if selected.element is not None and selected.element.kind is Kind.DECIMAL:
+            # Spark would read numbers as doubles on their way to texts
+            column = F.regexp_replace(column, r"(?<=[\[,\s])(-?\d[\d.eE+-]*)(?=\s*[,\]])", '"$1"')
+        return F.from_json(column, texts)
+
     return replace(
         inner,
         dtype=T.ArrayType(inner.dtype),
         source=lambda column: F.transform(F.from_json(column, texts), element),
-        table=lambda column: F.transform(column, inner.table),
+        table=lambda column: F.transform(parsed(column) if is_text else column, inner.table),
         may_misfit=False,
+        table_may_misfit=is_text,
     )
 
 

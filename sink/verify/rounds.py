@@ -26,6 +26,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from changelog.amounts import amount
 from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.run.job_errors import JOB_ERRORS
@@ -90,7 +91,7 @@ class Outcome:
     :param position: the point of the source's history that the first round read, in words.
     :param table_state: the table's state that it was compared with, in words.
     :param source_rows: rows that the first round read.
-    :param table_rows: likewise. Rows of keys that it left out aren't counted.
+    :param table_rows: likewise. Rows of keys that it left out aren't amount.
     :param not_compared: columns that aren't compared, and why.
     :param differences: the first ones.
     :param different: how many keys differ.
@@ -186,7 +187,7 @@ class Rounds:
         self.outcome = Outcome(target.name, source.name)
         self._compared = _compared(plan, target, source, self.outcome.not_compared)
         names = [column.name for column in self._compared]
-        key = plan.section.key or names  # in mode append rows are counted
+        key = plan.section.key or names  # in mode append rows are amount
         for name in key:
             if name not in names:
                 raise ConfigError(
@@ -360,7 +361,7 @@ class Rounds:
                     last, moved = position, time.monotonic()
                 quiet = time.monotonic() - moved
                 hint = f"; no commit for {quiet:.0f} s, does the sink run?" if quiet > _QUIET_SECONDS else ""
-                text = f"{target.name}: the sink has {left:,} messages of {self._topic.name} before it"
+                text = f"{target.name}: the sink has {amount(left, 'message')} of {self._topic.name} before it"
                 if time.monotonic() > until:
                     raise TemporaryError(
                         f"{text}, and verify has waited for {self._patience.timeout:.0f} s. Start the sink (rowdelta "

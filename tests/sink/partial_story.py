@@ -77,7 +77,7 @@ def play_toast(job: Job, read: Read, crashing: Callable[[], Any], foreign: Calla
     strict = dict(job.sections)
     job.sections = strict | {"sink": {"on_bad_record": "fail"}}
     write(job, update(7, 9))
-    with pytest.raises(DataError, match=f"1 bad records, and on_bad_record is fail.*{ABSENT}"):
+    with pytest.raises(DataError, match=f"1 bad record, and on_bad_record is fail.*{ABSENT}"):
         job.run()
 
 

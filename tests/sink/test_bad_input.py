@@ -233,7 +233,7 @@ def test_a_bad_record_stops_the_job_if_so_configured(json_job: Job, line: tuple[
     job = failing(json_job)
     job.write([good(1)])
     job.write_text(f"{GOOD.replace(': 1', ': 2')}\n{line[0]}\n")
-    with pytest.raises(DataError, match="1 bad records, and on_bad_record is fail") as caught:
+    with pytest.raises(DataError, match="1 bad record, and on_bad_record is fail") as caught:
         job.run()
     assert caught.value.exit_code == 3
     assert line[2] in str(caught.value)
@@ -478,7 +478,7 @@ def test_contradicting_changes_are_refused_in_changelog_mode(job: Job) -> None:
     job.write([good(1)])
     job.write_records([{"row_kind": "+I", "seq": 9, "id": 2, "region": region} for region in ("eu", "us")])
     with pytest.raises(
-        DataError, match=r"contradict another change of the same key.*'id': 2.*at order \(9,\)"
+        DataError, match=r"with the order value of another change of the same key.*'id': 2.*at order \(9,\)"
     ) as caught:
         job.run()
     assert caught.value.exit_code == 3

@@ -41,7 +41,7 @@ def deletes(job: Job) -> list[str]:
 
 def copied(caplog: pytest.LogCaptureFixture) -> list[tuple[int, ...]]:
     """Of each commit that replaced files: touched, total, written, rows copied."""
-    found = re.findall(r"(\d+) of (\d+) files replaced by (\d+): ([\d,]+) rows copied", caplog.text)
+    found = re.findall(r"(\d+) of (\d+) files? replaced by (\d+): ([\d,]+) rows? copied", caplog.text)
     return [tuple(int(number.replace(",", "")) for number in numbers) for numbers in found]
 
 

@@ -232,7 +232,7 @@ def test_a_micro_batch_with_more_bad_records_than_allowed_stops_every_run(files:
     files.sections = {"sink": {"max_bad_records": 0}}
     files.write_text('x\n{"row_kind": "+I", "seq": 1, "id": 1, "region": "eu"}\n')
     for _ in range(2):
-        with pytest.raises(DataError, match="1 bad records in this run, and max_bad_records is 0"):
+        with pytest.raises(DataError, match="1 bad record in this run, and max_bad_records is 0"):
             files.run()
     assert files.rows() == []
     assert letters(files) == []

@@ -58,7 +58,7 @@ def test_commits_have_their_positions_and_authors() -> None:
     assert list(CHAIN.commits[2].lines()) == [
         "2026-01-01 12:00:02 UTC  snapshot 2  overwrite by sink shop",
         '  position: {"0": 20, "1": 5} (before: {"0": 10})',
-        "  files:    +2 data files, -1 delete files with 7 rows",
+        "  files:    +2 data files, -1 delete file with 7 rows",
     ]
 
 

@@ -396,6 +396,7 @@ def test_a_file_that_cannot_be_loaded_does_not_stay(tmp_path: Path) -> None:
     [
         ("amount", "string", ["BBo=", "ANw="], "base64: a decimal"),
         ("status", "string", ["paid", "open"], ""),
+        ("weight", "string", ["ASbs", "AYag"], "base64: a decimal"),
         ("amount", "string", ["10.50", "-1.0"], "a decimal as text"),
         ("at", "string", ["2026-01-01T10:00:00.5Z"], "may be a timestamp"),
         ("day", "string", ["2026-01-01"], "may be a date"),
@@ -412,6 +413,29 @@ def test_guesses(column: str, dtype: str, values: list[Any], text: str) -> None:
     found = guess(column, dtype, values, is_debezium=True)
     assert text in found
     assert bool(text) == bool(found)
+
+
+def test_guesses_of_times_whatever_the_format() -> None:
+    """Of 13 and 16 digits. Without a schema nothing makes a timestamp of them but an expression."""
+    for value, unit in ((1767323045000, "milli"), (1767323045000000, "micro")):
+        found = guess("made", "bigint", [value], is_debezium=False)
+        assert f"may be a time in {unit}seconds" in found
+        assert f"{{type: timestamp, expression: timestamp_{unit}s(made)}}" in found
+    assert not guess("made", "bigint", [1767323045], is_debezium=False)
+
+
+def test_columns_that_are_null_in_all_messages_are_named(tmp_path: Path) -> None:
+    """In lines of files here; topics are looked at in the same way."""
+    folder = tmp_path / "orders"
+    folder.mkdir()
+    rows = [{"row_kind": "+I", "seq": n, "id": n, "note": None, "half": [None, "a"][n], "gone": None} for n in range(2)]
+    (folder / "0.json").write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+    file = tmp_path / "sink.yaml"
+    assert main(["init", "--files", str(folder), "--output", str(file)]) == 0
+    text = file.read_text(encoding="utf-8")
+    assert "# NULL in all of them, so no type is known: note, gone." in text
+    assert "types: {note: …}" in text
+    assert list(config.load(file).tables[0].columns or {}) == ["seq", "id", "half"]
 
 
 def test_topics_that_are_no_changelogs_by_their_name() -> None:

@@ -639,7 +639,7 @@ def test_a_bad_message_can_stop_the_job(spark: SparkSession, tmp_path: Path, kaf
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, sink={"on_bad_record": "fail"})
     kafka.create_topic(job.topic())
     job.produce([insert(order(1, "a")), (None, b"no JSON")])
-    with pytest.raises(DataError, match=rf"1 bad records.*{job.topic()}-0 offset 1: the value is not a JSON object"):
+    with pytest.raises(DataError, match=rf"1 bad record.*{job.topic()}-0 offset 1: the value is not a JSON object"):
         job.run()
     assert job.rows() == []
 

@@ -975,7 +975,7 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
 
     status = "\n".join(seen(inspection.status, spark, job.config()))
     assert re.search(
-        r"\n  files: 0\.0 MB on average, at most [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since",
+        r"\n  files: [\d.]+ kB on average, at most [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since",
         status,
     )
     assert re.search(r" UTC; due to expire: [1-5]$", status)
@@ -1049,7 +1049,7 @@ def test_a_group_that_fails_stops_no_other(
     assert done.error is None
     assert (done.rewritten_data_files, done.added_data_files, done.failed_groups) == (6, 2, 1)
     assert exit_code(done) == TemporaryError.exit_code
-    assert "failed       1 groups of files" in "\n".join(lines(done))
+    assert "failed       1 group of files" in "\n".join(lines(done))
     # the two that were tried together come again, one by one
     assert sorted(map(len, attempts)) == ([1, 1, 1] if together == 1 else [1, 1, 1, 2])
     assert job.rows() == before

@@ -425,7 +425,7 @@ def test_bad_records_that_fail_stop_their_table_only(shop: Shop) -> None:
     shop.create("a", "b")
     shop.change("a", 10)
     shop.send_raw("b", b"no JSON")
-    with pytest.raises(DataError, match="1 bad records"):
+    with pytest.raises(DataError, match="1 bad record"):
         shop.run()
     assert shop.is_exact("a")
 
@@ -466,7 +466,7 @@ def test_on_table_error_stop(shop: Shop) -> None:
     shop.sink = {"on_bad_record": "fail", "on_table_error": "stop", "trigger": "200 milliseconds"}
     shop.create("a", "b")
     shop.send_raw("b", b"no JSON")
-    with pytest.raises(DataError, match="1 bad records"):
+    with pytest.raises(DataError, match="1 bad record"):
         shop.run()
 
 
@@ -476,7 +476,7 @@ def test_all_tables_failing_ends_the_job(shop: Shop) -> None:
     shop.create("a", "b")
     for name in "ab":
         shop.send_raw(name, b"no JSON")
-    with pytest.raises(DataError, match=r"(?s)2 of 2 tables failed; .*\.a: 1 bad records.*\.b: 1 bad records"):
+    with pytest.raises(DataError, match=r"(?s)2 of 2 tables failed; .*\.a: 1 bad record.*\.b: 1 bad record"):
         shop.run()
 
 
@@ -958,7 +958,7 @@ def test_directories_by_pattern(
     write("shop_a", {"row_kind": "+I", "id": 1, "seq": 1})
     write("shop_bad", {"row_kind": "?"})
     write("other", {"row_kind": "+I", "id": 9, "seq": 1})
-    with pytest.raises(DataError, match=rf"lake\.{name}\.bad: 1 bad records"):
+    with pytest.raises(DataError, match=rf"lake\.{name}\.bad: 1 bad record"):
         Pipeline(spark, config("available-now")).run()
     assert ids("a") == [1]
 

@@ -3,6 +3,7 @@
 import datetime as dt
 import itertools
 import logging
+import re
 from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import replace
@@ -64,7 +65,7 @@ def test_small_files_are_merged(
         assert len(data_files(job)) == partitions
         assert job.rows() == changes.expected()
         assert job.check_index() is not None
-        assert "small files and" in caplog.text
+        assert re.search(r": merged [1-9]\d* small files?(, [1-9]\d* delete files?)? into [12] \| \d", caplog.text)
         # level by level: the third one also merges the files of the first two
         changes.write(2 * EVERY)
         job.run()

@@ -60,7 +60,7 @@ def test_a_failure_of_one_table_ends_the_job(spark: SparkSession, tmp_path: Path
             ],
         }
     )
-    with pytest.raises(DataError, match=rf"{namespace}\.{broken}: 1 bad records"):
+    with pytest.raises(DataError, match=rf"{namespace}\.{broken}: 1 bad record"):
         Pipeline(spark, config).run()
 
 

@@ -402,7 +402,7 @@ def test_check_run_status(spark: SparkSession, tmp_path: Path) -> None:
     status = finish(command("status", path))
     assert status.returncode == 0, status.stderr
     assert "lake.shop.orders: snapshot " in status.stdout
-    assert "lag: 1 files behind" in status.stdout
+    assert "lag: 1 file behind" in status.stdout
     assert "001.json" in status.stdout
 
 
@@ -489,7 +489,7 @@ def test_exit_code_of_bad_data(tmp_path: Path, run_here: Callable[..., tuple[int
     (tmp_path / "changes" / "bad.json").write_text("no JSON\n")
     code, line = run_here()
     assert code == 3, line
-    assert line.startswith("rowdelta: lake.shop.orders: 1 bad records")
+    assert line.startswith("rowdelta: lake.shop.orders: 1 bad record")
 
 
 def test_exit_code_of_a_table_that_does_not_fit(

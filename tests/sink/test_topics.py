@@ -81,7 +81,7 @@ class Growing(Cluster):
 
 def test_a_partition_that_is_created_between_two_looks() -> None:
     assert Growing().lag([(TABLE, {"0": 90})]) == ["10 messages behind"]
-    assert Growing().check([(TABLE, {"0": 90})], ()) == ["topic t: 1 partitions, 80 messages"]
+    assert Growing().check([(TABLE, {"0": 90})], ()) == ["topic t: 1 partition, 80 messages"]
 
 
 @pytest.mark.parametrize(
@@ -108,7 +108,7 @@ def test_check(
 ) -> None:
     (found,) = Cluster(20, 100, **options).check([(TABLE, position)], ())
     if error is None:
-        assert found == "topic t: 1 partitions, 80 messages"
+        assert found == "topic t: 1 partition, 80 messages"
     else:
         assert isinstance(found, error)
 
@@ -116,7 +116,7 @@ def test_check(
 def test_check_of_a_new_topic_of_a_pattern() -> None:
     """It is read from its start, whatever the options say."""
     assert Cluster(20, 100, startingOffsets="soon").check([(TABLE, None)], ["t"]) == [
-        "topic t: 1 partitions, 80 messages"
+        "topic t: 1 partition, 80 messages"
     ]
 
 

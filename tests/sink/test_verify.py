@@ -196,7 +196,7 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
         "  id=9: missing in source",
         "  id=10: missing in table",
         "  id=11: 1 in source, 2 in table",
-        "  the table has 1 dead letters, which may be why: rowdelta dead-letters list",
+        "  the table has 1 dead letter, which may be why: rowdelta dead-letters list",
     ]
     assert verified(job, limit=1)[5:8] == [*different[5:7], "  and 4 more keys (--limit shows more)"]
     (outcome,) = verify(spark, job.config(), ["orders"], 1, 30)

@@ -321,7 +321,7 @@ def test_it_waits_for_the_slot_and_for_the_sink(
     shop.run()
     shop.send([event("u", {"id": 1, "name": "new"})])
     postgres.execute("UPDATE waiting SET name = 'new' WHERE id = 1")
-    with pytest.raises(TemporaryError, match=r"the sink has 1 messages of \S+ before it, .* Start the sink"):
+    with pytest.raises(TemporaryError, match=r"the sink has 1 message of \S+ before it, .* Start the sink"):
         shop.verified(timeout=2)
 
     postgres.execute("SELECT pg_create_logical_replication_slot('debezium', 'pgoutput')")

@@ -11,6 +11,7 @@ import pytest
 import yaml
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.sql import types as T
 
 from changelog.rows import BAD, TRUNCATE, UNAVAILABLE, BadRecord
 from sink import cli
@@ -99,6 +100,54 @@ def test_a_numeric_that_is_no_number_is_null(spark: SparkSession, kind: Kind, te
     (row,) = spark.range(1).select(*columns).collect()
     assert row[0] is None
     assert row[1] == (text if is_lost else None)
+
+
+INTS, TEXTS, NUMERICS, DAYS = (
+    Selected("", Kind.ARRAY, element=Selected("", kind)) for kind in (Kind.INTEGER, Kind.TEXT, Kind.DECIMAL, Kind.DATE)
+)
+ROWS = Selected("", Kind.SPARK, dtype=parse_ddl("array<struct<a:int,b:map<string,decimal(5,2)>>>"))
+
+
+@pytest.mark.parametrize(
+    ("selected", "source", "table", "is_equal"),
+    [
+        (INTS, """'["1", null, "3"]'""", "[1,null, 3]", True),
+        (INTS, """'["1", "3"]'""", "[1,null,3]", False),
+        (TEXTS, r"""'["a, b", "c\\"d", ""]'""", r'[ "a, b","c\"d",""]', True),
+        (TEXTS, """'["a"]'""", '["A"]', False),
+        (TEXTS, """'[]'""", "[]", True),
+        (TEXTS, """'[]'""", "no array", False),
+        (TEXTS, "cast(null AS string)", "[]", False),
+        (NUMERICS, """'["1.50"]'""", "[1.50]", True),
+        (NUMERICS, """'["12345678901234567890.10", "-0.05", null]'""", "[12345678901234567890.10, -0.05,null]", True),
+        (DAYS, """'["20778"]'""", '["2026-11-21"]', True),
+        (
+            ROWS,
+            "array(named_struct('a', 1, 'b', map('x', cast(1.5 AS decimal(5,2)))))",
+            '[{"b":{"x":1.50},"a":1}]',
+            True,
+        ),
+        (
+            ROWS,
+            "array(named_struct('a', 1, 'b', map('x', cast(1.5 AS decimal(5,2)))))",
+            '[{"b":{"x":1.51},"a":1}]',
+            False,
+        ),
+    ],
+)
+def test_an_array_in_a_text_column_is_compared_as_json(
+    spark: SparkSession, selected: Selected, source: str, table: str, is_equal: bool
+) -> None:
+    """The table has the messages' text, whose blanks and spelling of numbers say nothing."""
+    made = conversion(selected, T.StringType())
+    assert made is not None
+    raw, text = F.expr(source), F.lit(table)
+    sides = [
+        _canonical(0, raw, made.source(raw), made.dtype, True),
+        _canonical(0, text, made.table(text), made.dtype, True),
+    ]
+    one, other = (spark.range(1).select(*columns).collect()[0] for columns in sides)
+    assert (tuple(one) == tuple(other)) == is_equal
 
 
 def test_the_order_in_a_map_does_not_count_wherever_the_map_is(spark: SparkSession) -> None:
@@ -214,7 +263,7 @@ def test_a_verdict_says_what_was_compared(job: Job, monkeypatch: pytest.MonkeyPa
     assert told(other, [[2], []]) == (
         f"UNCERTAIN, {again}",
         75,
-        ["  differed in the last round, and may be equal by now: 1 keys"],
+        ["  differed in the last round, and may be equal by now: 1 key"],
     )
     assert told(other, [[]])[:2] == ("DIFFERENT in 1 key", 1)
 

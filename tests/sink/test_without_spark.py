@@ -420,7 +420,7 @@ def test_what_the_lag_of_files_leaves_out(tmp_path: Path) -> None:
     (table,) = loaded.tables
     assert Directories(loaded, LocalFolders()).lag([(table, None), (table, position)]) == [
         "3 files behind, regardless of pathGlobFilter",
-        "1 files behind, not counting late ones, regardless of pathGlobFilter",
+        "1 file behind, not counting late ones, regardless of pathGlobFilter",
     ]
 
 

@@ -4,6 +4,7 @@ import logging
 import time
 from typing import TYPE_CHECKING
 
+from changelog.amounts import amount
 from sink.errors import RowdeltaError
 from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.delta.live_files import file_actions
@@ -42,19 +43,20 @@ class Optimize:
             if version - self._last < self._every:
                 return None
             scan_seconds = time.monotonic() - started
-            log.info("%s: compacting after %d commits", self._table.name, version - self._last)
+            log.info("%s: compacting after %s", self._table.name, amount(version - self._last, "commit"))
             removed, added = self._table.log.optimize()
             self._table.refresh()
         except RowdeltaError as error:
             reason = str(error).split("\n", 1)[0]
-            log.warning("%s: not compacted, tried again after %d commits: %s", self._table.name, self._every, reason)
+            again = amount(self._every, "commit")
+            log.warning("%s: not compacted, tried again after %s: %s", self._table.name, again, reason)
             self._last = version
             return None
         self._last = self._table.snapshot_id()
         log.info(
-            "%s: compacted %d data files into %d | %d ms",
+            "%s: compacted %s into %d | %d ms",
             self._table.name,
-            removed,
+            amount(removed, "data file"),
             added,
             (time.monotonic() - started) * 1000,
         )
@@ -83,5 +85,5 @@ def compacted(table: "DeltaTable", limits: CompactionLimits, *, dry_run: bool) -
         return Compacted(len(small), 0, sum(small), time.monotonic() - started, 0.0), 0
     removed, added = table.log.optimize()
     table.refresh()
-    log.info("%s: compacted %d data files into %d", table.name, removed, added)
+    log.info("%s: compacted %s into %d", table.name, amount(removed, "data file"), added)
     return Compacted(removed, added, sum(small), 0.0, time.monotonic() - started), 0

@@ -25,6 +25,7 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from changelog.amounts import amount, amounts
 from changelog.spec import ColumnSpec
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
@@ -190,7 +191,7 @@ class DeltaTable(Target):
     def last_commit(self) -> LastCommit:
         live = self.live
         with_vectors = sum("deletionVector" in add for add in live.values())
-        counts = f"{len(live)} data files, {with_vectors} of them with deletion vectors"
+        counts = amounts({"data file": len(live), "deletion vector": with_vectors}, "no data files")
         files = FileCounts(len(live), with_vectors)
         return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts, files)
 
@@ -477,8 +478,8 @@ class DeltaTable(Target):
             return None  # Delta's replay of the log names a file otherwise than a commit does, such as with a scheme
         files = [self._live_file(path, live[path]) for path in touched if path in live]
         gone = frozenset(self._path(path) for path in touched if path not in live)
-        counts = f"{len(files)} files added or changed, {len(gone)} removed"
-        log.info("%s: %d commits by others: %s; catching up", self.name, len(foreign), counts)
+        counts = amounts({"added or changed file": len(files), "removed file": len(gone)})
+        log.info("%s: %s by others: %s; catching up", self.name, amount(len(foreign), "commit"), counts)
         return TableChanges(files, gone)
 
     def _commits_since(self, base: int) -> list[Commit] | None:

@@ -14,6 +14,7 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 
+from changelog.amounts import amount, amounts
 from deltawriters.keyindex import IndexedFile
 from sink.spark import versions as spark_versions
 from sink.targets.base import LiveFile, TableChanges
@@ -61,10 +62,11 @@ class Changes:
             return None
         deletes = [*removed, *(file for s in foreign for file in self._table.elements(s.addedDeleteFiles(io)))]
         own = sum(s.summary().get(COMPACTION) is not None for s in foreign)
-        counts = {"commits by others": len(foreign) - own, "compactions of its own": own}
-        shown = ", ".join(f"{count} {what}" for what, count in counts.items() if count)
-        shown += f": {len(added)} files added, {len(gone)} removed, {len(deletes)} delete files"
-        log.info("%s: %s; catching up", self._table.name, shown)
+        others = len(foreign) - own
+        of = [f"{amount(others, 'commit')} by others"] * (others > 0)
+        of += [f"{amount(own, 'compaction')} of its own"] * (own > 0)
+        counts = {"added file": len(added), "removed file": len(gone), "delete file": len(deletes)}
+        log.info("%s: %s: %s; catching up", self._table.name, ", ".join(of), amounts(counts))
         if _only_append(foreign) and not deletes:
             changed = [file for file in self._appended_files() if file.path in added]
         else:

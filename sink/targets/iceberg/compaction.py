@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
+from changelog.amounts import amount, sized
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.base import MINOR, REWRITE, Compacted, CompactionFailedError, CompactionLimits
@@ -60,14 +61,14 @@ class RewriteDataFiles:
                 self._commits = 0
                 return None
             scan_seconds = time.monotonic() - started
-            log.info("%s: compacting after %d commits", self._table.name, self._commits)
+            log.info("%s: compacting after %s", self._table.name, amount(self._commits, "commit"))
             result = self._rewrite(most)
             self._table.look()
         except JAVA_ERRORS as error:
             log.warning(
-                "%s: not compacted, tried again after %d commits: %s",
+                "%s: not compacted, tried again after %s: %s",
                 self._table.name,
-                self._every,
+                amount(self._every, "commit"),
                 java_message(error).split("\n", 1)[0],
             )
             self._commits = 0
@@ -114,13 +115,14 @@ def _procedure(table: "IcebergTable") -> JavaObject:
 
 
 def _compacted(table: "IcebergTable", result: JavaObject, started: float, scan_seconds: float) -> Compacted:
+    removed = int(result.removedDeleteFilesCount())
     log.info(
-        "%s: compacted %d data files into %d and removed %d delete files | %.1f MB | %d ms",
+        "%s: compacted %s into %d%s | %s | %d ms",
         table.name,
-        result.rewrittenDataFilesCount(),
+        amount(result.rewrittenDataFilesCount(), "data file"),
         result.addedDataFilesCount(),
-        result.removedDeleteFilesCount(),
-        result.rewrittenBytesCount() / 1e6,
+        f" and removed {amount(removed, 'delete file')}" if removed else "",
+        sized(result.rewrittenBytesCount()),
         (time.monotonic() - started) * 1000,
     )
     return Compacted(

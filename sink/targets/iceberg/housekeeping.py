@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
 
+from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.locations import in_one_form, in_pattern
@@ -49,8 +50,8 @@ def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
         deleted, others = _deleted(table, (path for (path,) in files))
     except JAVA_ERRORS as error:
         raise TemporaryError(f"{table.name}: old snapshots not removed: {java_message(error)}") from None
-    stay = f"; {others:,} files outside of the table's folder stay" if others else ""
-    log.info("%s: old snapshots removed, with %d files%s", table.name, deleted, stay)
+    stay = f"; {amount(others, 'file')} outside of the table's folder left" if others else ""
+    log.info("%s: old snapshots removed, with %s%s", table.name, amount(deleted, "file"), stay)
     return deleted
 
 
@@ -128,7 +129,7 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
     except JAVA_ERRORS as error:
         raise TemporaryError(f"{table.name}: orphan files not removed: {java_message(error)}") from None
     if found and not dry_run:
-        log.info("%s: %d orphan files removed", table.name, len(found))
+        log.info("%s: %s removed", table.name, amount(len(found), "orphan file"))
     return found
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
+from changelog.amounts import amounts
 from sink.errors import TableError
 from sink.targets.base import NO_FLOATS, REWRITE, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
@@ -114,10 +115,9 @@ class IcebergState(TableState):
         current = self.current_snapshot()
         if current is None:
             return None
-        counts = (
-            f"{current.summary.get('total-data-files')} data files, {current.summary.get('total-delete-files')} delete "
-            f"files, {int(current.summary.get('total-equality-deletes') or 0):,} equality deletes"
-        )
+        named = {"data file": "data-files", "delete file": "delete-files", "equality delete": "equality-deletes"}
+        totals = {noun: int(current.summary.get(f"total-{name}") or 0) for noun, name in named.items()}
+        counts = amounts(totals, "no data files")
         return LastCommit(current.snapshot_id, current.timestamp_ms, counts, _live(current.summary))
 
     def upkeep(self) -> Upkeep | None:
