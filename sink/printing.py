@@ -28,14 +28,6 @@ def one_line(text: str) -> str:
     return _escaped(text).replace("\n", "\\n").replace("\t", "\\t")
 
 
-def plural(count: int, one: str, many: str = "") -> str:
-    """A number with its noun, such as `1 table` and `1,200 tables`.
-
-    :param many: the noun's plural, if it isn't `one` with an s.
-    """
-    return f"{count:,} {one if count == 1 else many or f'{one}s'}"
-
-
 def _escaped(text: str) -> str:
     return _CONTROL.sub(lambda found: f"\\u{ord(found[0]):04x}", text)
 

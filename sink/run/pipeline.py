@@ -21,7 +21,6 @@ from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
-from sink.printing import plural
 from sink.run.maintenance import Maintenance
 from sink.run.observer import LoopTurned, Observer, nobody
 from sink.run.patterns import NO_TABLE, find_tables
@@ -144,14 +143,14 @@ class Pipeline:
         if not members:
             return NO_TABLE
         waiting = sum(member.awaits_messages for member in members)
-        state = "stopped" if self._is_told_to_stop else f"{plural(len(members) - waiting, 'table')} up to date"
+        state = "stopped" if self._is_told_to_stop else f"{amount(len(members) - waiting, 'table')} up to date"
         if waiting:
-            state += f", {plural(waiting, 'table')} without a message yet"
+            state += f", {amount(waiting, 'table')} without a message yet"
         work = "nothing to do"
         if tally.batches:
-            work = f"{plural(tally.batches, 'micro-batch', 'micro-batches')}, {plural(tally.changes, 'change')}"
+            work = f"{amount(tally.batches, 'micro-batch')}, {amount(tally.changes, 'change')}"
         if tally.bad:
-            work += f", {plural(tally.bad, 'dead letter')} in {self._config.dead_letter_table}"
+            work += f", {amount(tally.bad, 'dead letter')} in {self._config.dead_letter_table}"
         return f"{state}; {work}, {seconds:,.0f} s"
 
     def stop(self) -> None:

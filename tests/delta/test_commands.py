@@ -211,7 +211,7 @@ def test_on_the_command_line(
     assert json.loads(second.removeprefix("  position: "))["modified"] == position(0)["modified"]
     assert third.startswith("  lag: ")
     assert re.fullmatch(r"  orphans: looked for at [\d: -]+ UTC, again after 7 days", orphans)
-    assert re.fullmatch(r"  files: [\d.]+ kB on average, at most 0\.0% of their rows are deleted", files)
+    assert re.fullmatch(r"  files: [\d.]+ \w+ on average, at most 0\.0% of their rows are deleted", files)
     heads = [line for line in command("history") if not line.startswith(" ")]
     assert re.fullmatch(rf"[\d: -]+ UTC  version {version}  STREAMING UPDATE by sink shop", heads[0])
     assert re.search(r"version 0  CREATE TABLE by ", heads[-1])

@@ -52,14 +52,14 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     changes.write(1)
     job.run()
     sink = only_sink(job)
-    assert status(spark, job)[-1].endswith(" kB on average, at most 33.3% of their rows are deleted")
+    assert status(spark, job)[-1].endswith(" bytes on average, at most 33.3% of their rows are deleted")
     begun = rewritten_files(sink)
     assert sink.end_rewrite(begun) is not None
     job.check()
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]
     files, rewritten = status(spark, job)[-2:]
-    assert files.endswith(" kB on average, at most 0.0% of their rows are deleted")
+    assert files.endswith(" bytes on average, at most 0.0% of their rows are deleted")
     assert rewritten.startswith("  rewritten last: 3 files at ")
 
 

@@ -975,7 +975,7 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
 
     status = "\n".join(seen(inspection.status, spark, job.config()))
     assert re.search(
-        r"\n  files: [\d.]+ kB on average, at most [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since",
+        r"\n  files: [\d.]+ \w+ on average, at most [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since",
         status,
     )
     assert re.search(r" UTC; due to expire: [1-5]$", status)

@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError
-from sink.printing import plural
 from sink.run.patterns import ResolvedTable
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor
@@ -34,11 +33,6 @@ def two_tables(job: Job, **sink: Any) -> Config:
     return config.model_copy(
         update={"tables": (first, second), "sink": config.sink.model_copy(update={"trigger": "available-now", **sink})}
     )
-
-
-def test_numbers_have_the_right_noun() -> None:
-    assert [plural(0, "table"), plural(1, "table"), plural(1200, "table")] == ["0 tables", "1 table", "1,200 tables"]
-    assert plural(2, "micro-batch", "micro-batches") == "2 micro-batches"
 
 
 @pytest.mark.spark
