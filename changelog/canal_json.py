@@ -14,11 +14,12 @@
 | ALTER of partitions           | a bad record if it empties or drops partitions |
 
 Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and
-bit(1). Bytes are text of ISO 8859-1: each character stands for one byte. MySQL must log whole rows
-(`binlog_row_image=FULL`). An element of `old` has only the changed fields, and a row without changed fields has no
-element. So if `data` and `old` have different lengths, nobody can tell which element belongs to which row. If an
-element then has a key or partition column, the message is a bad record. See `MQMessageUtils.messageConverter` in
-alibaba/canal.
+bit(1). Bytes are text of ISO 8859-1: each character stands for one byte. A field that an update lacks has the value
+that the table's row has (MySQL logs only changed columns with `binlog_row_image=MINIMAL`), or is null with
+`missing.columns: null`. An insert or update of which TiCDC sends only the key is a bad record. An element of `old` has
+only the changed fields, and a row without changed fields has no element. So if `data` and `old` have different lengths,
+nobody can tell which element belongs to which row. If an element then has a key or partition column, the message is a
+bad record. See `MQMessageUtils.messageConverter` in alibaba/canal.
 """
 
 from collections.abc import Iterator, Mapping
@@ -30,14 +31,17 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, ListOf, Parsed
+from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed
 from changelog.row_images import (
     INTEGER,
+    MISSING_ARE_UNAVAILABLE,
+    MISSING_COLUMNS,
     NAMES,
     PARTITION_REMOVED,
     TEXT,
     Fields,
     Images,
+    Lacks,
     Operations,
     Rows,
     Spelled,
@@ -61,6 +65,11 @@ OPERATIONS = Operations(
     truncates=frozenset(["TRUNCATE"]),
 )
 
+_KEY_ONLY = (
+    "TiCDC sent only the row's key, since the message was larger than max-message-bytes. Raise this limit of the "
+    "changefeed, or set large-message-handle-compression, and have TiCDC send the row again"
+)
+
 MOST_ROWS = 1 << 15
 """A message may have so many rows. Each row may give a -U and a +U (`changelog.decoding.CHANGES_PER_RECORD`)."""
 
@@ -68,13 +77,14 @@ MOST_ROWS = 1 << 15
 class CanalJson:
     """Decodes Canal's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
+    MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._images = Images(spec, _spell, likely=(pa.string(),))
+        self._images = Images(spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL")
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
         fields: Fields = {
             "type": TEXT,
@@ -84,6 +94,7 @@ class CanalJson:
             "pkNames": NAMES,
             "data": ListOf(self._images.whole()),
             "old": ListOf(self._images.kept()),
+            "_tidb": Object({"onlyHandleKey": Leaf((pa.bool_(),)), "claimCheckLocation": TEXT}),
         }
         self._reader = JsonReader(self._images.message(fields))
 
@@ -113,7 +124,9 @@ class CanalJson:
         without = _without_rows(at_field(message, "data"))
         reasons = pc.binary_join_element_wise("type '", op, "' has no data, or a row of it is null", "")
         yield from rejected(record, without, BadRecord.MISSING_COLUMN, reasons)
-        good = pc.invert(without)
+        keys_only = pc.and_(pc.not_equal(op, "DELETE"), _has_only_key(at_field(message, "_tidb")))
+        yield from rejected(record, keys_only, BadRecord.MISSING_COLUMN, _KEY_ONLY)
+        good = pc.invert(pc.or_(without, keys_only))
         yield from self._rows(records, replace(found, record=record.filter(good), values=message.filter(good)))
 
     def _rows(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
@@ -145,21 +158,20 @@ class CanalJson:
         after = at_field(found.values, "data").flatten()
         before = at_field(found.values, "old").flatten().take(partner)
         texts = records.column("value").take(found.record)
-        yield from self._images.changes(
-            Rows(
-                record=found.record.take(pa.array(message)),
-                op=op,
-                kind=OPERATIONS.kind(op),
-                after=after,
-                before=before,
-                removed=after,
-                order=self._images.order(whole, after, before),
-                place=pa.array(place, pa.int64()),
-                states_null=lambda name: says_null(texts, name).take(pa.array(message)),
-                time=epoch(at_field(whole, "es"), 1000),
-                unknown=found.unknown,
-            )
+        rows = Rows(
+            record=found.record.take(pa.array(message)),
+            op=op,
+            kind=OPERATIONS.kind(op),
+            after=after,
+            before=before,
+            removed=after,
+            order=self._images.order(whole, after, before),
+            place=pa.array(place, pa.int64()),
+            states_null=lambda name: says_null(texts, name).take(pa.array(message)),
+            time=epoch(at_field(whole, "es"), 1000),
+            unknown=found.unknown,
         )
+        yield from self._images.changes(rows, Lacks(texts, "data", after, message, place))
 
     def _matters(self, old: pa.Array, values: pa.Array) -> npt.NDArray[np.bool_]:
         """Flags the messages whose old images have a column that a -U needs."""
@@ -170,6 +182,12 @@ class CanalJson:
             found[parents[there]] = True
             found |= says_null(values, name).to_numpy(zero_copy_only=False)
         return found
+
+
+def _has_only_key(tidb: pa.StructArray) -> pa.Array:
+    """Flags the messages of TiCDC whose rows have only their key: the rest was too large for Kafka."""
+    only_key = pc.is_in(text(at_field(tidb, "onlyHandleKey")), value_set=pa.array(["true"]))
+    return pc.or_(only_key, at_field(tidb, "claimCheckLocation").is_valid())
 
 
 def _without(message: pa.StructArray, *names: str) -> pa.StructArray:

@@ -32,6 +32,7 @@ from pyspark.sql import types as T
 from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Object, Parsed
 from changelog.row_images import (
+    MISSING_ARE_NULL,
     MISSING_COLUMNS,
     TEXT,
     Images,
@@ -65,17 +66,15 @@ _TRUNCATES = ("truncate", "truncate-table")
 class DmsJson:
     """Decodes records of DMS."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: ("null", "unavailable", "reject"), "before.image": ()}
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_NULL, "before.image": ()}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        missing = spec.options.get(MISSING_COLUMNS, "null")
-        if missing == "reject":
-            spec = replace(spec, keeps_unavailable=False)
-        self._images = Images(spec, _spell)
-        self._seeks = missing != "null"
+        self._images = Images(
+            spec, _spell, missing=MISSING_ARE_NULL, log_whole_rows="Have the source database log whole rows"
+        )
         self._before = str(spec.options.get("before.image", "before-image"))
         metadata = Object({"operation": TEXT, "record-type": TEXT, "timestamp": TEXT})
         fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.kept()}
@@ -110,12 +109,7 @@ class DmsJson:
             snapshot=pc.is_in(op, value_set=pa.array(list(OPERATIONS.snapshot))),
             unknown=found.unknown,
         )
-        if self._seeks:
-            record = rows.record
-            lacks = Lacks(records.column("value").take(record), "data", rows.after)
-            rows = yield from self._images.without_partial(rows, lambda column: lacks(column.field))
-            yield from lacks.rejected(record)
-        yield from self._images.changes(rows)
+        yield from self._images.changes(rows, Lacks(records.column("value").take(rows.record), "data", data))
 
 
 def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:

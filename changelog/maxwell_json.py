@@ -14,7 +14,9 @@
 | table-drop, database-drop           | ignored: the rows stay |
 
 `old` has only the changed fields. Bytes are base64, booleans are 1 and 0, dates and times are text as MySQL prints
-them. A missing field is null (`output_nulls=false`). Maxwell never sends TRUNCATE. See maxwells-daemon.io/dataformat.
+them. A field that an update lacks has the value that the table's row has (MySQL logs only changed columns with
+`binlog_row_image=MINIMAL`), unless `old` has it: then it has become null (`output_nulls=false`). With `missing.columns:
+null`, a missing field is null. Maxwell never sends TRUNCATE. See maxwells-daemon.io/dataformat.
 """
 
 from collections.abc import Iterator, Mapping
@@ -26,11 +28,14 @@ from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Parsed
 from changelog.row_images import (
     INTEGER,
+    MISSING_ARE_UNAVAILABLE,
+    MISSING_COLUMNS,
     NAMES,
     PARTITION_REMOVED,
     TEXT,
     Fields,
     Images,
+    Lacks,
     Operations,
     Rows,
     at_field,
@@ -67,13 +72,14 @@ OPERATIONS = Operations(
 class MaxwellJson:
     """Decodes Maxwell's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
+    MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._images = Images(spec, spell_plain, bytes_type)
+        self._images = Images(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
         fields: Fields = {
             "type": TEXT,
             "ts": INTEGER,
@@ -101,18 +107,19 @@ class MaxwellJson:
         op, kind, record, message = op.filter(mask), kind.filter(mask), found.record.filter(mask), message.filter(mask)
         yield from stated_keys(record, at_field(message, "primary_key_columns"))
         data, old = at_field(message, "data"), at_field(message, "old")
-        yield from self._images.changes(
-            Rows(
-                record=record,
-                op=op,
-                kind=kind,
-                after=data,
-                before=old,
-                removed=data,
-                order=self._images.order(message, data, old),
-                states_null=lambda name: says_null(records.column("value").take(record), name),
-                time=epoch(at_field(message, "ts"), 1_000_000),
-                snapshot=pc.is_in(op, value_set=pa.array(list(OPERATIONS.snapshot))),
-                unknown=found.unknown,
-            )
+        values = records.column("value").take(record)
+        rows = Rows(
+            record=record,
+            op=op,
+            kind=kind,
+            after=data,
+            before=old,
+            removed=data,
+            order=self._images.order(message, data, old),
+            states_null=lambda name: says_null(values, name),
+            time=epoch(at_field(message, "ts"), 1_000_000),
+            snapshot=pc.is_in(op, value_set=pa.array(list(OPERATIONS.snapshot))),
+            unknown=found.unknown,
         )
+        # with `output_nulls=false`, a field that `old` has and `data` lacks has become null
+        yield from self._images.changes(rows, Lacks(values, "data", data, changed="old"))

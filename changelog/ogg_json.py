@@ -18,7 +18,6 @@ GoldenGate for Big Data.
 """
 
 from collections.abc import Iterator, Mapping
-from dataclasses import replace
 
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -26,6 +25,7 @@ import pyarrow.compute as pc
 from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Leaf, Parsed
 from changelog.row_images import (
+    MISSING_ARE_UNAVAILABLE,
     MISSING_COLUMNS,
     NAMES,
     TEXT,
@@ -43,7 +43,7 @@ from changelog.row_images import (
     timestamps,
 )
 from changelog.rows import RowKind
-from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.spec import ChangelogSpec
 
 OPERATIONS = Operations(
     "op_type",
@@ -57,19 +57,18 @@ _IS_MISSING = "_isMissing"
 class OggJson:
     """Decodes GoldenGate's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: ("unavailable", "null", "reject")}
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        missing = spec.options.get(MISSING_COLUMNS, "unavailable")
-        if missing == "reject":
-            spec = replace(spec, keeps_unavailable=False)
-        self._images = Images(spec, spell_plain, bytes_type)
-        self._seeks = missing != "null"
-        flags = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns} if self._seeks else {}
+        self._images = Images(
+            spec, spell_plain, bytes_type, log_whole_rows="Set NOCOMPRESSUPDATES in GoldenGate's extract"
+        )
+        marks = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns}
+        flags = marks if self._images.may_be_partial else {}
         fields: Fields = {
             "op_type": TEXT,
             "op_ts": TEXT,
@@ -103,16 +102,10 @@ class OggJson:
             time=timestamps(at_field(message, "op_ts")),
             unknown={name: t for name, t in found.unknown.items() if not name.endswith(_IS_MISSING)},
         )
-        if self._seeks:
-            lacks = Lacks(records.column("value").take(rows.record), "after", rows.after)
-
-            def missing(column: ColumnSpec) -> pa.Array:
-                flag = at_field(rows.after, column.field + _IS_MISSING)
-                return pc.or_(lacks(column.field), _is_true(flag))
-
-            rows = yield from self._images.without_partial(rows, missing, ": is the update compressed?")
-            yield from lacks.rejected(record)
-        yield from self._images.changes(rows)
+        values = records.column("value").take(record)
+        yield from self._images.changes(
+            rows, Lacks(values, "after", after, marked=lambda name: _is_true(at_field(after, name + _IS_MISSING)))
+        )
 
 
 def _is_true(flags: pa.Array) -> pa.Array:

@@ -15,10 +15,10 @@ import re
 from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from dataclasses import field as dataclass_field
-from functools import cached_property
 from typing import Any
 
 import numpy as np
+import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -33,6 +33,7 @@ from changelog.values import json_candidates
 from changelog.values.nested import is_list, is_nested, json_text
 
 Fields = Mapping[str, Leaf | Object | ListOf]
+Ints = npt.NDArray[np.int64]
 
 TEXT = Leaf((pa.string(), pa.int64()))
 INTEGER = Leaf((pa.int64(), pa.string()))
@@ -42,6 +43,9 @@ MISSING_COLUMNS = "missing.columns"
 """Name of an option: what it means if an update lacks columns. `unavailable`: it left them unchanged, and the table's
 row has their values. `null`: they are null. `reject`: the message is a bad record.
 """
+MISSING_ARE_UNAVAILABLE = ("unavailable", "null", "reject")
+MISSING_ARE_NULL = ("null", "unavailable", "reject")
+"""Values of the option. The first one is the default: it fits what the tool sends by default."""
 
 PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
 
@@ -123,11 +127,13 @@ class Rows:
     unavailable: Mapping[str, pa.Array] = dataclass_field(default_factory=dict)
 
     def filter(self, mask: pa.Array) -> "Rows":
-        """The rows where `mask` is true. `states_null` of the result is None."""
+        """The rows where `mask` is true."""
+        states_null = self.states_null
         parts: dict[str, Any] = {name: v.filter(mask) for name, v in vars(self).items() if isinstance(v, pa.Array)}
         parts["order"] = [values.filter(mask) for values in self.order]
         parts["unavailable"] = {name: flags.filter(mask) for name, flags in self.unavailable.items()}
-        return Rows(**(vars(self) | parts | {"states_null": None}))
+        parts["states_null"] = None if states_null is None else lambda name: states_null(name).filter(mask)
+        return Rows(**(vars(self) | parts))
 
 
 Spelled = tuple[Wire, pa.Array | None, str]
@@ -143,6 +149,9 @@ class Images:
     :param types: the type that messages have for a column.
     :param likely: Arrow types that the format's JSON values usually have. They are tried before the types that fit the
         column's type.
+    :param missing: values of the option `MISSING_COLUMNS`, the default first.
+    :param log_whole_rows: what makes the source send all columns of an updated row. It is shown in the reasons of bad
+        records.
     """
 
     def __init__(
@@ -151,8 +160,13 @@ class Images:
         spell: Callable[[ColumnSpec, pa.Array], Spelled],
         types: Callable[[ColumnSpec], WireType] = lambda column: WireType(),
         likely: tuple[pa.DataType, ...] = (),
+        missing: tuple[str, ...] = MISSING_ARE_UNAVAILABLE,
+        log_whole_rows: str = "",
     ) -> None:
         self._spec = spec
+        self._missing = spec.options.get(MISSING_COLUMNS, missing[0])
+        self._completes = spec.keeps_unavailable and self._missing == "unavailable"
+        self._log_whole_rows = log_whole_rows
         self._spell = spell
         self._order = {name: Leaf(json_candidates(WireType(), to_arrow_type(dtype))) for name, dtype in spec.order_by}
         self._leaves = {}
@@ -171,6 +185,11 @@ class Images:
     def kept(self) -> Object:
         """The shape of an image of which only the columns for -U and -D are read."""
         return Object(self._ordered({name: self._leaves[name] for name in self._kept}))
+
+    @property
+    def may_be_partial(self) -> bool:
+        """Whether a column that an update lacks isn't just null."""
+        return self._missing != "null" and not self._spec.inserts_only
 
     def _ordered(self, fields: Fields) -> Fields:
         for name, leaf in self._order.items():
@@ -202,8 +221,13 @@ class Images:
             order = [Wire(values.filter(mask)) for values in self.order(messages)]
             yield truncated(self._spec, record.filter(mask), order)
 
-    def changes(self, rows: Rows) -> Iterator[Changes | Rejected]:
-        """The changes that `rows` make to the table."""
+    def changes(self, rows: Rows, lacks: "Lacks | None" = None) -> Iterator[Changes | Rejected]:
+        """The changes that `rows` make to the table.
+
+        :param lacks: tells which rows lack a column. None: it was null then.
+        """
+        if lacks is not None and self.may_be_partial:
+            rows = yield from self._without_partial(rows, lacks)
         updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
         deletes = pc.equal(rows.kind, int(RowKind.DELETE))
         sets = pc.invert(deletes)
@@ -225,32 +249,39 @@ class Images:
         removed = {name: at_field(rows.removed, name) for name in self._kept}
         yield from self._changes(rows, deletes, removed, int(RowKind.DELETE), 1)
 
-    def without_partial(
-        self, rows: Rows, missing: Callable[[ColumnSpec], pa.Array], hint: str = ""
-    ) -> Generator[Rejected, None, Rows]:
+    def _without_partial(self, rows: Rows, lacks: "Lacks") -> Generator[Rejected, None, Rows]:
         """Reject the updates that lack columns, or note in `Rows.unavailable` which columns they lack, if the table's
         row can complete them. Returns the other rows.
 
-        :param missing: flags the rows that lack a column.
-        :param hint: is added to the reason of rejected records.
+        Other changes may lack columns. A delete needs only its key. An insert lacks the columns that its table didn't
+        have yet, so they are null.
         """
-        updates = pc.equal(rows.kind, int(RowKind.UPDATE_AFTER))
+        updates = pc.fill_null(pc.equal(rows.kind, int(RowKind.UPDATE_AFTER)), False)
         may_lack = pa.repeat(False, len(rows.op))
-        if self._spec.keeps_unavailable:
+        if self._completes:
             old, new = ({f: at_field(image, f) for f in self._spec.key_fields} for image in (rows.before, rows.after))
             may_lack = pc.invert(self._key_changed(old, new))
         rest, unavailable = pa.repeat(True, len(rows.op)), dict[str, pa.Array]()
+        lacking = lacks([column.field for column in self._spec.columns], updates)
         for column in self._spec.columns:
-            refused = pc.and_(pc.and_(updates, missing(column)), rest)
-            reason = f"column {column.name} is missing{hint}"
-            if column.name not in self._spec.key and self._spec.keeps_unavailable:
+            refused = pc.and_(lacking[column.field], rest)
+            if column.name in self._spec.key:
+                reason = f"key column {column.name} is missing"
+            elif self._completes:
                 unavailable[column.field] = pc.and_(refused, may_lack)
                 refused = pc.and_not(refused, may_lack)
                 reason = f"column {column.name} is missing, and the key changed: the value is in the old key's row"
+            else:
+                reason = (
+                    f"column {column.name} is missing, and no update of this table is completed from the table's row. "
+                    f"{self._log_whole_rows}, or set {MISSING_COLUMNS}: null in format_options if missing columns are "
+                    "null"
+                )
             yield from rejected(rows.record, refused, BadRecord.MISSING_COLUMN, reason)
             rest = pc.and_not(rest, refused)
+        yield from lacks.rejected(rows.record)
         kept = {name: flags for name, flags in unavailable.items() if pc.any(flags).as_py()}
-        return replace(rows, unavailable=kept).filter(rest)
+        return replace(rows, unavailable=kept) if pc.all(rest).as_py() else replace(rows, unavailable=kept).filter(rest)
 
     def _key_changed(self, before: Mapping[str, pa.Array], after: Mapping[str, pa.Array]) -> pa.Array:
         changed = pa.scalar(False)
@@ -265,8 +296,8 @@ class Images:
             old, new = at_field(rows.before, name), at_field(rows.after, name)
             if column.name in self._spec.key:
                 found[name] = first(old, new)  # a key is never null
-            elif rows.states_null is None:
-                found[name] = old
+            elif rows.states_null is None or not self.may_be_partial:
+                found[name] = old  # where nulls are left out, a column that `before` lacks may have been null
             else:
                 # a null here only means that the old row's partition is unknown
                 unchanged = pc.if_else(rows.states_null(name), pa.scalar(None, new.type), new)
@@ -433,63 +464,134 @@ def says_null(values: pa.Array, name: str) -> pa.Array:
 
 
 class Lacks:
-    """Tells which messages have no value for a field, not even null.
+    """Tells which rows have no value for a field, not even null.
 
-    :param values: n messages, binary.
-    :param side: the field of the message that has the image.
-    :param images: the images, as read from the messages.
+    :param values: messages, binary.
+    :param side: the field of a message that has the image of its row, or the list of images of its rows.
+    :param images: the images of n rows, as read from the messages.
+    :param message: for each row, the number of its message in `values`. None: row i is in message i.
+    :param place: for each row, its place in the list. None: there is no list.
+    :param marked: takes the name of a field and returns which rows are marked as lacking it (bool).
+    :param changed: the field of a message that has old values of changed fields. A field with one doesn't count as
+        missing: it has become null.
     """
 
-    def __init__(self, values: pa.Array, side: str, images: pa.StructArray) -> None:
+    def __init__(
+        self,
+        values: pa.Array,
+        side: str,
+        images: pa.StructArray,
+        message: Ints | None = None,
+        place: Ints | None = None,
+        marked: Callable[[str], pa.Array] | None = None,
+        changed: str | None = None,
+    ) -> None:
+        self._changed = changed
         self._values = values
         self._side = side
         self._images = images
-        self._parsed: dict[int, Any] = {}
+        self._message = np.arange(len(values)) if message is None else message
+        self._place = place
+        self._marked = marked
+        self._parsed: dict[int, dict[str, Any]] = {}
+        self._too_deep: set[int] = set()
 
-    def __call__(self, name: str) -> pa.Array:
-        """Flags the messages whose image lacks the field. A field with null isn't missing."""
-        absent = pc.and_(self._images.is_valid(), at_field(self._images, name).is_null())
-        rows = np.flatnonzero(absent)
-        if not len(rows):
-            return absent
-        found = absent.to_numpy(zero_copy_only=False).copy()
-        texts = self._texts.take(pa.array(rows))
-        field = re.escape(json.dumps(name, ensure_ascii=False))
-        # quotes within texts are escaped, so what has plain ones before a colon is a field
-        stated = pc.match_substring_regex(texts, rf"{field}\s*:")
-        found[rows] = pc.fill_null(pc.invert(stated), False).to_numpy(zero_copy_only=False)
-        for row in rows[texts.is_null().to_numpy(zero_copy_only=False)].tolist():
-            if row not in self._parsed:
-                self._parsed[row] = self._image(row)
-            image = self._parsed[row]
-            found[row] = image is not None and name not in image
-        return pa.array(found)
+    def __call__(self, names: Sequence[str], among: pa.Array) -> dict[str, pa.Array]:
+        """For each field, flags of the rows whose image lacks it. A field with null isn't missing.
+
+        :param among: flags the rows that matter; the others get false.
+        """
+        found, doubtful = dict[str, npt.NDArray[np.bool_]](), dict[str, Ints]()
+        side = json.dumps(self._side, ensure_ascii=False)
+        # if only one field of each message has this name, it is the one with the image
+        alone = pc.sum(pc.count_substring(self._values, side)).as_py() == len(self._values)
+        among = pc.and_(among, self._images.is_valid())
+        for name in names:
+            absent = pc.and_(among, at_field(self._images, name).is_null())
+            marked = self._marked(name) if self._marked is not None else pa.scalar(False)
+            found[name] = pc.and_(among, marked).to_numpy(zero_copy_only=False).copy()
+            nulls = np.flatnonzero(absent)
+            doubtful[name] = self._not_stated(name, nulls) if alone and len(nulls) else nulls
+        searched = np.unique(np.concatenate([*doubtful.values(), np.empty(0, np.int64)]))
+        texts = self._texts(searched)
+        for name, rows in doubtful.items():
+            if len(rows):
+                lacking = self._lacking(name, rows, texts.take(pa.array(np.searchsorted(searched, rows))))
+                found[name][rows[lacking]] = True
+                found[name][self._became_null(name, rows[lacking])] = False
+        return {name: pa.array(flags) for name, flags in found.items()}
 
     def rejected(self, record: pa.Array) -> Iterator[Rejected]:
-        """Reject the messages of which it couldn't be told.
+        """Reject the rows of which it couldn't be told.
 
-        :param record: int64; the messages, by row number in the raw batch.
+        :param record: int64; the rows' messages, by row number in the raw batch.
         """
-        deep = [row for row, image in self._parsed.items() if image is None]
-        if deep:
-            reason = "the value is nested too deeply"
-            yield Rejected(record.take(pa.array(deep)), BadRecord.UNPARSEABLE, reason)
+        if self._too_deep:
+            deep = pa.array(np.isin(self._message, list(self._too_deep)))
+            yield from rejected(record, deep, BadRecord.UNPARSEABLE, "the value is nested too deeply")
+
+    def _not_stated(self, name: str, rows: Ints) -> Ints:
+        """The rows, of those whose value is null, that don't surely state it. Most rows state their nulls, and a search
+        for them is fast.
+        """
+        side, field = (re.escape(json.dumps(part, ensure_ascii=False)) for part in (self._side, name))
+        image = rf"{side}:\{{[^{{}}\\]*{field}:null"
+        if self._place is not None:  # the row must be alone in its list
+            image = rf"{side}:\[\{{[^{{}}\\]*{field}:null[^{{}}\\]*\}}\]"
+        texts = self._values.take(pa.array(self._message[rows]))
+        stated = pc.match_substring_regex(texts, image).to_numpy(zero_copy_only=False)
+        open_: Ints = rows[~stated]
+        return open_
+
+    def _lacking(self, name: str, rows: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
+        """Flags the rows, of those whose value is null, that lack the field.
+
+        :param texts: `_texts` of the rows.
+        """
+        # quotes within texts are escaped, so what has plain ones before a colon is a field
+        stated = pc.match_substring_regex(texts, rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:")
+        found: npt.NDArray[np.bool_] = pc.fill_null(pc.invert(stated), False).to_numpy(zero_copy_only=False).copy()
+        for number in np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist():
+            image = self._image(int(rows[number]))
+            found[number] = image is not None and name not in image
+        return found
+
+    def _became_null(self, name: str, rows: Ints) -> Ints:
+        """Those of the rows, whose images lack the field, that have an old value of it."""
+        if self._changed is None or not len(rows):
+            return rows[:0]
+        texts = self._values.take(pa.array(self._message[rows]))
+        named = pc.match_substring_regex(texts, rf"(?:{re.escape(json.dumps(name, ensure_ascii=False))}\s*:|\\u)")
+        olds = ((row, self._parse(row).get(self._changed)) for row in rows[named.to_numpy(zero_copy_only=False)])
+        return np.array([row for row, old in olds if isinstance(old, dict) and old.get(name) is not None], np.int64)
 
     def _image(self, row: int) -> Any:
-        try:
-            return parse(self._values[row].as_py())[self._side]
-        except RecursionError:
-            return None
+        """The image of a row as Python has it. None if its message is nested too deeply."""
+        images = self._parse(row).get(self._side)
+        return images if images is None or self._place is None else images[int(self._place[row])]
 
-    @cached_property
-    def _texts(self) -> pa.Array:
-        """The texts between the images' braces. Null where an image has other braces (also in a value) or escapes, or
-        the message has several such images: such a message must be parsed.
+    def _parse(self, row: int) -> dict[str, Any]:
+        """The message of a row as Python has it. Empty if it is nested too deeply."""
+        message = int(self._message[row])
+        if message not in self._parsed:
+            try:
+                self._parsed[message] = parse(self._values[message].as_py())
+            except RecursionError:
+                self._parsed[message] = {}
+                self._too_deep.add(message)
+        return self._parsed[message]
+
+    def _texts(self, rows: Ints) -> pa.Array:
+        """The texts between the braces of rows' images. Null where an image has other braces (also in a value) or
+        escapes, or the message has several such images: such a message must be parsed.
         """
+        if self._place is not None or not len(rows):
+            return pa.nulls(len(rows), pa.binary())
+        values = self._values.take(pa.array(self._message[rows]))
         image = re.escape(json.dumps(self._side, ensure_ascii=False))
-        found = pc.extract_regex(self._values, rf"{image}\s*:\s*\{{(?P<text>[^{{}}\\]*)\}}")
+        found = pc.extract_regex(values, rf"{image}\s*:\s*\{{(?P<text>[^{{}}\\]*)\}}")
         found = pc.struct_field(found, ["text"])
-        alone = pc.equal(pc.count_substring_regex(self._values, rf"{image}\s*:"), 1)
+        alone = pc.equal(pc.count_substring_regex(values, rf"{image}\s*:"), 1)
         # with an odd number of quotes, the closing brace is in the middle of a text
         whole = pc.equal(pc.bit_wise_and(pc.count_substring(found, '"'), 1), 0)
         return pc.if_else(pc.and_(alone, whole), found, pa.scalar(None, found.type))

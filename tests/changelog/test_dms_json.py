@@ -108,7 +108,10 @@ def test_missing_columns_of_updates_can_be_refused(data: Any, before: Any, missi
     """With IncludeNullAndEmpty, what is missing isn't null."""
     update = message("update", data, before)
     (found,) = decoded([update], options={"missing.columns": "reject"})
-    assert found.error == (missing and f"missing_column: column {missing} is missing")
+    if missing is None:
+        assert found.error is None
+    else:
+        assert (found.error or "").startswith(f"missing_column: column {missing} is missing, and no update")
     (found,) = decoded([update])
     assert (found.error, found.row["title"]) == (None, None)
 

@@ -129,7 +129,7 @@ def test_schemas_and_payloads_that_are_nested_deeply(depth: int, spelling: str, 
 @pytest.mark.parametrize("unavailable", [True, False])
 def test_partial_updates_that_are_nested_deeply(depth: int, unavailable: bool) -> None:
     deep = '{"a":' * depth + "1" + "}" * depth
-    record = '{"op_type":"U","before":{"id":1,"v":"a"},"after":{"id":1,"v":null,"deep":' + deep + "}}"
+    record = '{"op_type":"U","before":{"id":1,"v":"a"},"after":{"id":1,"deep":' + deep + ',"v":null}}'
     found = decode(
         "ogg-json", raw_records(messages(record)), spec({"id": "bigint", "v": "string"}, keeps_unavailable=unavailable)
     )

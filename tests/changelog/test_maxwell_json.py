@@ -74,7 +74,8 @@ def test_in_changelog_mode_the_old_row_is_data_with_the_fields_of_old(old: Any, 
 
 
 def test_an_escaped_name_is_the_same_field() -> None:
-    text = '{"type":"update","ts":1,"data":{"id":1,"shelf":"a1"},"old":{"\\u0073helf":null}}'
+    data = '{"id":1,"title":"lamp","weight":0.75,"shelf":"a1"}'
+    text = f'{{"type":"update","ts":1,"data":{data},"old":{{"\\u0073helf":null}}}}'
     found = decoded([text], partition_sources=("shelf",), trust_before=True)
     assert [d.row["shelf"] for d in found] == [None, "a1"]
 

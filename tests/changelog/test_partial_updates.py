@@ -177,7 +177,7 @@ def test_compressed_updates_of_goldengate() -> None:
                 ("+U", {"ID": 1, "TITLE": None}),
                 ("+U", {"ID": 1, "TITLE": "x"}),
                 moved,
-                "missing_column: column ID is missing: is the update compressed?",
+                "missing_column: key column ID is missing",
                 ("+I", {"ID": 1, "TITLE": "new", "SHELF": None}),
             ],
         )
@@ -192,6 +192,121 @@ def test_updates_of_dms_with_unknown_values() -> None:
     assert moved == "missing_column: column shelf is missing, and the key changed: the value is in the old key's row"
     (null,) = told(decoded("dms-json", records[:1], DMS))
     assert null == ("+U", {"id": 1, "title": "lamp", "shelf": None})
+
+
+def maxwell(data: Any, old: Any = None, kind: str = "update") -> dict[str, Any]:
+    parts = {"database": "shop", "table": "things", "type": kind, "ts": 1767323045, "data": data}
+    return parts | ({"old": old} if old else {})
+
+
+def canal(data: Any, old: Any = None, kind: str = "UPDATE", **more: Any) -> dict[str, Any]:
+    parts = {"data": data, "es": 1767323045000, "isDdl": False, "mysqlType": dict.fromkeys(DMS, "int"), "old": old}
+    return parts | {"pkNames": ["id"], "sql": "", "table": "things", "type": kind} | more
+
+
+@pytest.mark.parametrize("name", ["canal-json", "maxwell-json"])
+def test_row_images_of_mysql_that_lack_columns(name: str) -> None:
+    """MySQL logs such images with binlog_row_image=MINIMAL or NOBLOB. Null is null, and absent isn't."""
+
+    def message(data: Any, old: Any = None, kind: str = "update") -> dict[str, Any]:
+        if name == "maxwell-json":
+            return maxwell(data, old, kind)
+        return canal([{k: v and str(v) for k, v in data.items()}], old and [old], kind.upper())
+
+    records = messages(
+        message({"id": 1, "title": "lamp"}),
+        message({"id": 1, "title": None}, {"title": "lamp"}),
+        message({"id": 2, "title": "lamp"}, {"id": 1}),
+        message({"title": "lamp"}),
+        message({"id": 1, "title": "new"}, kind="insert"),
+        message({"id": 1}, kind="delete"),
+        message({"id": 1, "title": 'a {"shelf":null}, "shelf":null', "shelf": "x"}),
+        message({"id": 1, "title": '{"shelf":null}'}),
+        message({"id": 1, "title": None, "shelf": None}),
+    )
+    moved = "missing_column: column shelf is missing, and the key changed: the value is in the old key's row"
+    whole = [
+        ("+I", {"id": 1, "title": "new", "shelf": None}),
+        ("-D", {"id": 1, "title": None, "shelf": None}),
+        ("+U", {"id": 1, "title": 'a {"shelf":null}, "shelf":null', "shelf": "x"}),
+        ("+U", {"id": 1, "title": None, "shelf": None}),
+    ]
+    partial = [
+        ("+U", {"id": 1, "title": "lamp"}),
+        ("+U", {"id": 1, "title": None}),
+        ("+U", {"id": 1, "title": '{"shelf":null}'}),
+    ]
+    found = told(decoded(name, records, DMS))
+    bad = [moved, "missing_column: key column id is missing"]
+    assert sorted(map(repr, found)) == sorted(map(repr, [*whole, *partial, *bad]))
+    found = told(decoded(name, records, DMS, options={"missing.columns": "null"}))
+    nulled = [("-U", {"id": 1, "title": None, "shelf": None}), ("+U", {"id": 2, "title": "lamp", "shelf": None})]
+    nulled += [(kind, row | {"shelf": None}) for kind, row in partial]
+    bad = ["null_key: key column id is null or missing"]
+    assert sorted(map(repr, found)) == sorted(map(repr, [*whole, *nulled, *bad]))
+    whole_only: list[dict[str, Any]] = [{"options": {"missing.columns": "reject"}}, {"keeps_unavailable": False}]
+    for options in whole_only:
+        found = told(decoded(name, records, DMS, **options))
+        said = "missing_column: column shelf is missing, and no update of this table is completed from the table's row"
+        assert sum(str(row).startswith(said) for row in found) == 4
+        assert sorted(repr(row) for row in found if isinstance(row, tuple)) == sorted(map(repr, whole))
+
+
+def test_rows_of_one_message_of_canal_lack_columns_of_their_own() -> None:
+    rows = [{"id": "1", "title": "a"}, {"id": "2", "shelf": None}, {"id": "3", "title": None, "shelf": "x"}]
+    assert told(decoded("canal-json", messages(canal(rows)), DMS)) == [
+        ("+U", {"id": 1, "title": "a"}),
+        ("+U", {"id": 2, "shelf": None}),
+        ("+U", {"id": 3, "title": None, "shelf": "x"}),
+    ]
+
+
+@pytest.mark.parametrize("more", [{"onlyHandleKey": True}, {"claimCheckLocation": "s3://b/1"}])
+def test_a_message_of_ticdc_that_has_only_the_key_changes_no_row_in_silence(more: Any) -> None:
+    """The other columns did change, so the table's row doesn't have their values."""
+    records = messages(
+        canal([{"id": "1"}], [{"id": "1"}], _tidb={"commitTs": 1} | more),
+        canal([{"id": "1"}], None, "INSERT", _tidb={"commitTs": 1} | more),
+        canal([{"id": "1"}], None, "DELETE", _tidb={"commitTs": 1} | more),
+        canal([{"id": "1", "title": "a", "shelf": "b"}], None, "INSERT", _tidb={"commitTs": 1}),
+    )
+    for options in ({}, {"missing.columns": "null"}):
+        found = told(decoded("canal-json", records, DMS, options=options))
+        assert [row for row in found if isinstance(row, tuple)] == [
+            ("+I", {"id": 1, "title": "a", "shelf": "b"}),
+            ("-D", {"id": 1, "title": None, "shelf": None}),
+        ]
+        bad = [row for row in found if isinstance(row, str)]
+        assert [row.partition(",")[0] for row in bad] == ["missing_column: TiCDC sent only the row's key"] * 2
+
+
+def test_a_field_that_maxwell_left_out_since_it_became_null() -> None:
+    """With output_nulls=false. `old` has the fields that changed, so such a field can't be unchanged."""
+    records = messages(
+        maxwell({"id": 1, "title": "a"}, {"shelf": "b"}),
+        maxwell({"id": 1, "title": "a"}, {"title": "b"}),
+        maxwell({"id": 1, "title": 'say "shelf":'}, {"title": '"shelf": 1'}),
+        '{"type":"update","data":{"id":1,"title":"a"},"old":{"sh\\u0065lf":"b"}}',
+    )
+    assert told(decoded("maxwell-json", records, DMS)) == [
+        ("+U", {"id": 1, "title": "a", "shelf": None}),
+        ("+U", {"id": 1, "title": "a"}),
+        ("+U", {"id": 1, "title": 'say "shelf":'}),
+        ("+U", {"id": 1, "title": "a", "shelf": None}),
+    ]
+
+
+@pytest.mark.parametrize("missing", ["unavailable", "null"])
+def test_where_nulls_are_left_out_an_old_partition_may_have_been_null(missing: str) -> None:
+    """Then `old` says nothing of a partition column, and the row may have been in any partition."""
+    records = messages(maxwell({"id": 1, "title": "a", "shelf": "b"}, {"title": "x"}))
+    _, old = told(
+        decoded(
+            "maxwell-json", records, DMS, trust_before=True, partition_sources=("shelf",), keeps_unavailable=False,
+            options={"missing.columns": missing},
+        )
+    )  # fmt: skip
+    assert old == ("-U", {"id": 1, "title": None, "shelf": "b" if missing == "unavailable" else None})
 
 
 def test_what_a_message_lacks_is_found_in_any_spelling() -> None:
