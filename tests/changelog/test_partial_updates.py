@@ -225,13 +225,13 @@ def test_row_images_of_mysql_that_lack_columns(name: str) -> None:
         message({"id": 1, "title": None, "shelf": None}),
     )
     moved = "missing_column: column shelf is missing, and the key changed: the value is in the old key's row"
-    whole = [
+    whole: list[tuple[str, dict[str, Any]]] = [
         ("+I", {"id": 1, "title": "new", "shelf": None}),
         ("-D", {"id": 1, "title": None, "shelf": None}),
         ("+U", {"id": 1, "title": 'a {"shelf":null}, "shelf":null', "shelf": "x"}),
         ("+U", {"id": 1, "title": None, "shelf": None}),
     ]
-    partial = [
+    partial: list[tuple[str, dict[str, Any]]] = [
         ("+U", {"id": 1, "title": "lamp"}),
         ("+U", {"id": 1, "title": None}),
         ("+U", {"id": 1, "title": '{"shelf":null}'}),
@@ -240,7 +240,10 @@ def test_row_images_of_mysql_that_lack_columns(name: str) -> None:
     bad = [moved, "missing_column: key column id is missing"]
     assert sorted(map(repr, found)) == sorted(map(repr, [*whole, *partial, *bad]))
     found = told(decoded(name, records, DMS, options={"missing.columns": "null"}))
-    nulled = [("-U", {"id": 1, "title": None, "shelf": None}), ("+U", {"id": 2, "title": "lamp", "shelf": None})]
+    nulled: list[tuple[str, dict[str, Any]]] = [
+        ("-U", {"id": 1, "title": None, "shelf": None}),
+        ("+U", {"id": 2, "title": "lamp", "shelf": None}),
+    ]
     nulled += [(kind, row | {"shelf": None}) for kind, row in partial]
     bad = ["null_key: key column id is null or missing"]
     assert sorted(map(repr, found)) == sorted(map(repr, [*whole, *nulled, *bad]))
