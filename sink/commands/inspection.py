@@ -162,22 +162,31 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         yield f"  lag: {next(lags)}"
         settings = maintenance_of(config, section, table)
         yield from _budget(config, section, table, settings)
-        yield from _upkeep(section, table.upkeep(), settings, datetime.now(UTC))
+        yield from _upkeep(section, table, settings, datetime.now(UTC))
 
 
-def _upkeep(section: TableSection, found: Upkeep | None, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
+def _upkeep(section: TableSection, table: TableState, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
     """What maintenance has done for a table and has still to do, as far as it is known without a look at each file."""
+    found = table.upkeep()
     if found is None or not found.data_files:
         return
     size = sized(found.size_in_bytes / found.data_files)
-    deleted = min(1, found.deleted_rows / max(1, found.rows))
-    yield f"  files: {size} on average, at most {deleted:.1%} of their rows are deleted"
+    yield f"  files: {size} on average, {_shown_deletes(found, table)}"
     if found.rewritten_at is not None:
         yield f"  rewritten last: {amount(found.rewritten_files, 'file')} at {shown_time(found.rewritten_at)}"
     if found.equality_deletes and section.has_index:  # without a key index they are how the table deletes
         yield f"  due: {amount(found.equality_deletes, 'equality delete')}; rowdelta maintain says them by position"
     if found.snapshots:
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
+
+
+def _shown_deletes(found: Upkeep, table: TableState) -> str:
+    deleted = found.deleted_rows
+    if deleted and 2 * deleted > found.rows:  # else it isn't worth a look at each delete file
+        deleted -= table.dangling_positions()
+    if deleted > found.rows:
+        return f"{deleted:,} deletes by position, some of rows that are gone"
+    return f"at most {deleted / max(1, found.rows):.1%} of their rows are deleted"
 
 
 def _budget(config: Config, section: TableSection, table: TableState, settings: MaintenanceSection) -> Iterator[str]:

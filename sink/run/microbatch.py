@@ -46,6 +46,7 @@ from sink.run.observer import (
     StageDone,
     StageStarted,
     TableOpened,
+    last_commit,
     live_files,
     nobody,
     stage,
@@ -197,7 +198,9 @@ class TableSink:
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
         if observer is not nobody:
-            observer(TableOpened(table.name, self._base, self.position, live_files(table)))
+            last = last_commit(table)
+            live, at = (None, None) if last is None else (last.live, last.timestamp_ms)
+            observer(TableOpened(table.name, self._base, self.position, live, at))
 
     @property
     def position(self) -> Position | None:

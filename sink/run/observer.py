@@ -12,7 +12,7 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sink.sources.source import Behind, Position
-from sink.targets.base import FileCounts, TableState
+from sink.targets.base import FileCounts, LastCommit, TableState
 
 log = logging.getLogger("rowdelta")
 
@@ -41,12 +41,15 @@ class TableFound:
 
 @dataclass(frozen=True)
 class TableOpened:
-    """:param live: None if the table has no snapshot, or its files aren't counted."""
+    """:param live: None if the table has no snapshot, or its files aren't counted.
+    :param committed_at: when it was committed to last, by whomever, in milliseconds since 1970. None if it never was.
+    """
 
     table: str
     snapshot: int | None
     position: Position | None
     live: FileCounts | None
+    committed_at: int | None = None
 
 
 @dataclass(frozen=True)
@@ -251,13 +254,18 @@ def stage(observer: Observer, table: str, name: Stage) -> Iterator[None]:
     observer(StageDone(table, name, time.monotonic() - started))
 
 
-def live_files(table: TableState) -> FileCounts | None:
-    """The table's files, for an event. None if they aren't counted, or can't be: what is only told must not set a table
-    aside.
+def last_commit(table: TableState) -> LastCommit | None:
+    """The table's last commit, for an event. None if there is none, or it can't be read: what is only told must not set
+    a table aside.
     """
     try:
-        last = table.last_commit()
+        return table.last_commit()
     except Exception:
-        log.debug("%s: its files can't be counted", table.name, exc_info=True)
+        log.debug("%s: its last commit can't be read", table.name, exc_info=True)
         return None
+
+
+def live_files(table: TableState) -> FileCounts | None:
+    """The table's files, for an event. None if they aren't counted, or can't be."""
+    last = last_commit(table)
     return None if last is None else last.live

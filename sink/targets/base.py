@@ -174,6 +174,10 @@ class TableState(ABC):
     def upkeep(self) -> Upkeep | None:
         """None if the table has no snapshot, or doesn't tell."""
 
+    def dangling_positions(self) -> int:
+        """How many of `Upkeep.deleted_rows` are in delete files that are known to apply to nothing."""
+        return 0
+
     @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:
         """The table's columns as Spark types.

@@ -79,7 +79,7 @@ OF_TABLES = (
     OfTable(
         "rowdelta_seconds_since_last_commit",
         "gauge",
-        "Seconds since the table's last commit by this process, or since it was found if there is none.",
+        "Seconds since the table's last commit, or since it was found if there is none.",
         lambda table, now: _one(table.since_commit(now)),
         unite=max,
     ),

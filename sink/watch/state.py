@@ -117,7 +117,7 @@ class Table:
         return 0.0 if self.due_since is None else max(0.0, now - self.due_since)
 
     def since_commit(self, now: float) -> float:
-        """Seconds since the last commit of this process; since the table was found if there is none."""
+        """Seconds since the table's last commit; since the table was found if there is none."""
         return now - (self.found if self.committed is None else self.committed)
 
 
@@ -202,6 +202,8 @@ class State:
                 # a table that failed is overdue until it commits, or has nothing to do: it may fail again
                 table.snapshot, table.live = event.snapshot, event.live
                 table.position = told.position
+                if table.committed is None and event.committed_at is not None:
+                    table.committed = now - max(0.0, self._wall() - event.committed_at / 1000)
             case observer.TableWaits():
                 table.status, table.reason, table.doing = "waiting", told.reason, None
                 table.due_since = None

@@ -13,8 +13,11 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.run import maintenance
+from sink.targets.base import Upkeep
+from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg import dangling
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -338,3 +341,28 @@ def test_a_job_removes_them(spark: SparkSession, tmp_path: Path, deletes: Any, m
     assert not delete_files(job, "eu")
     assert delete_files(job, "us")
     assert job.rows() == left()
+
+
+@pytest.mark.parametrize("without_spark", [True, False])
+def test_status_counts_no_deletes_that_apply_to_nothing(
+    spark: SparkSession, tmp_path: Path, without_spark: bool
+) -> None:
+    """Iceberg drops deletes that are older than all data files. In one partition they may stay."""
+    job = new_job(spark, tmp_path, partition_by=["region"])
+    job.write([("+I", {"id": 1, "region": "us"})])
+    job.write([("+I", {"id": key, "region": "eu"}) for key in range(10, 18)])
+    job.write([("-D", {"id": key, "region": "eu"}) for key in range(10, 16)])
+    job.write([("+I", LAST)])  # or the deletes would have the number of the rewrite's files
+    job.run()
+
+    def shown() -> str:
+        return "\n".join(inspection.status(None if without_spark else spark, job.config()))
+
+    assert "at most 60.0% of their rows are deleted" in shown()
+    compact_eu(job)
+    assert " 1 delete files" in shown()
+    assert "at most 0.0% of their rows are deleted" in shown()
+    table = Catalogs(spark, job.config()).load(job.target)
+    assert table is not None
+    too_many = Upkeep(data_files=1, size_in_bytes=1, rows=4, deleted_rows=11)
+    assert inspection._shown_deletes(too_many, table) == "5 deletes by position, some of rows that are gone"

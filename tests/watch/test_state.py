@@ -59,6 +59,19 @@ def test_a_micro_batch_is_shown_as_it_goes_on() -> None:
     assert state.table(1) is state.table(-1) is None
 
 
+def test_the_last_commit_of_an_earlier_process_is_known() -> None:
+    clock = Clock()
+    state = new_state(clock)
+    now_ms = 1000 * (1_767_225_600 + int(clock.now))
+    state(observer.TableOpened(ORDERS, 3, None, None, now_ms - 90_000))
+    (row,) = state.summary()["tables"]
+    assert row["since_commit"] == 90.0
+    tell(state, micro_batch(ORDERS, 1))
+    state(observer.TableOpened(ORDERS, 4, None, None, now_ms - 90_000))  # again, after it was set aside
+    state(observer.TableOpened("ahead", 4, None, None, now_ms + 90_000))  # by another machine's clock
+    assert [row["since_commit"] for row in state.summary()["tables"]] == [0.0, 0.0]
+
+
 def test_ready_means_that_no_table_is_overdue() -> None:
     clock = Clock()
     state = new_state(clock, ready_seconds=60)

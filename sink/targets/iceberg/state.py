@@ -5,6 +5,7 @@ JSON (`sink.targets.iceberg.metadata`).
 """
 
 import json
+import logging
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -22,6 +23,8 @@ if TYPE_CHECKING:
     from sink.sources.source import Position
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
     from sink.targets.iceberg.writers import IcebergTableSpec
+
+log = logging.getLogger("rowdelta")
 
 _TOTALS = (
     "total-data-files", "total-files-size", "total-records", "total-position-deletes", "total-equality-deletes",
@@ -42,6 +45,7 @@ class Snapshot:
 
     :param timestamp_ms: milliseconds since 1970.
     :param summary: counts of what it added and removed, and notes of its author.
+    :param manifest_list: path of the list of its manifests. Empty if it names them otherwise, as in version 1.
     """
 
     snapshot_id: int
@@ -49,6 +53,7 @@ class Snapshot:
     sequence_number: int
     timestamp_ms: int
     summary: Mapping[str, str]
+    manifest_list: str = ""
 
     @classmethod
     def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
@@ -59,6 +64,7 @@ class Snapshot:
             sequence_number=int(described.get("sequence-number", 0)),
             timestamp_ms=int(described["timestamp-ms"]),
             summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
+            manifest_list=described.get("manifest-list", ""),
         )
 
 
@@ -137,6 +143,18 @@ class IcebergState(TableState):
             rewritten_at=last.timestamp_ms if last else None,
             rewritten_files=int(last.summary[REWRITE]) if last else 0,
         )
+
+    def dangling_positions(self) -> int:
+        from sink.targets.iceberg.applied_positions import dangling_positions
+
+        current = self.current_snapshot()
+        if current is None or not current.manifest_list:
+            return 0
+        try:
+            return dangling_positions(self.spec.io, current.manifest_list)
+        except Exception:  # it only makes a figure better, and the store may need credentials
+            log.debug("%s: its manifests can't be read", self.name, exc_info=True)
+            return 0
 
     def identifiers(self) -> tuple[str, ...]:
         check_types(self)
