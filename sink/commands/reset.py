@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from pyspark.sql import SparkSession
 
+from changelog.amounts import amount
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError
 from sink.run.patterns import chosen_tables, find_tables
@@ -46,7 +47,7 @@ class Reset:
         if "source" in state:
             yield f"  topic      {', id '.join(filter(None, (state['source'], state.get('topic-id'))))}"
         if self.index_files:
-            yield f"  key index  {len(self.index_files):,} files in {self.index.location}"
+            yield f"  key index  {amount(len(self.index_files), 'file')} in {self.index.location}"
         others = state.keys() - {*self.kept, "position", "start", "source", "topic-id", "index"}
         if others:
             yield f"  also       {', '.join(sorted(others))}"

@@ -360,7 +360,7 @@ def test_status_counts_no_deletes_that_apply_to_nothing(
 
     assert "at most 60.0% of their rows are deleted" in shown()
     compact_eu(job)
-    assert " 1 delete files" in shown()
+    assert " 1 delete file" in shown()
     assert "at most 0.0% of their rows are deleted" in shown()
     table = Catalogs(spark, job.config()).load(job.target)
     assert table is not None
