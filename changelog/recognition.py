@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from changelog.avro_schema import SchemaError
+from changelog.foreign_messages import Unrecognized, foreign, foreign_schema, framed, internal, internal_key
 from changelog.json_records import parse
 from changelog.schema_registry import HEADER_BYTES, Schemas
 
@@ -24,12 +25,6 @@ Record = tuple[bytes | None, bytes | None]
 FLATTENED: Options = (("flattened", "true"),)
 
 _CANAL = {"INSERT", "UPDATE", "DELETE", "CREATE", "ALTER", "ERASE", "TRUNCATE", "RENAME", "CINDEX", "DINDEX", "QUERY"}
-_CONNECT_KEYS = (
-    '["', "connector-", "task-", "tasks-fencing-", "commit-", "target-state-", "session-key", "status-connector-",
-    "status-task-", "status-topic-", "restart-connector-", "logger-cluster-",
-)  # fmt: skip
-"""Keys begin with these texts in the topics where Kafka Connect stores its configuration, offsets and status."""
-
 _KIND_COLUMNS = (
     "row_kind", "op", "_op", "__op", "operation", "_operation", "kind", "_kind", "rowkind", "change_type",
     "_change_type", "cdc_operation", "dml_type",
@@ -73,20 +68,6 @@ class Recognized:
     note: str = ""
 
 
-@dataclass(frozen=True)
-class Unrecognized:
-    """The messages have no known format.
-
-    :param reason: why the format is unknown, for people.
-    :param internal: the messages are internal messages of a program, not changes of tables.
-    :param needs_registry: a schema registry, or another schema registry, is needed to recognize the format.
-    """
-
-    reason: str
-    internal: bool = False
-    needs_registry: bool = False
-
-
 _IGNORED = Unrecognized("no message is about a row")
 """The result for messages that don't tell the format of other messages."""
 
@@ -103,7 +84,7 @@ def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Reco
     for key, value in records:
         if value is None:
             continue
-        what = _avro(value, schemas) if value[:1] == b"\0" else _json(key, value, schemas)
+        what = _one(key, value, schemas)
         if isinstance(what, Recognized):
             keys[what.key or _fields(key, schemas)] += 1
             what = replace(what, key=())
@@ -121,6 +102,34 @@ def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Reco
     if len(keys) > 1:
         notes.append("the messages have several keys: " + " and ".join(", ".join(each) or "none" for each in keys))
     return replace(most, key=names, note="; ".join(notes))
+
+
+def mistaken(format_name: str, options: Mapping[str, Any], record: Record) -> str:
+    """What a message is that a format refuses, and what to set, as a phrase for "such messages are …". Empty if it is
+    unknown, or the message has the right format.
+
+    :param format_name: one of `changelog.formats.OURS`.
+    :param options: its `format_options`.
+    """
+    key, value = record
+    what = _IGNORED if value is None else _one(key, value, None)
+    if isinstance(what, Recognized):
+        return other_format(what, format_name, options)
+    return what.reason if what.known and not (what.needs_registry and "avro" in format_name) else ""
+
+
+def other_format(what: Recognized, format_name: str, options: Mapping[str, Any]) -> str:
+    """The format of messages, and what to set, if it isn't the configured one. Else empty."""
+    flattened = what.options == FLATTENED
+    if what.format == format_name and flattened == (options.get("flattened") == "true"):
+        return ""
+    if what.format == format_name and not flattened:
+        return f"{what.format} with before and after: set format_options: {{flattened: false}}"
+    return f"{what.format}: set source.format: {what.format}" + (
+        f" and format_options: {{{', '.join(f'{name}: {value}' for name, value in what.options)}}}"
+        if what.options
+        else ""
+    )
 
 
 def kind_options(columns: Mapping[str, Iterable[object]]) -> Options | None:
@@ -173,12 +182,19 @@ def json_rows(format_name: str, values: Iterable[bytes | None]) -> Iterator[tupl
                 yield str(said).lower() in ("c", "r", "i", "insert", "load", "bootstrap-insert"), row
 
 
+def _one(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
+    return _avro(value, schemas) if value[:1] == b"\0" else _json(key, value, schemas)
+
+
 def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
     """Recognize a value in Confluent's wire format."""
     if len(value) < HEADER_BYTES:
         return Unrecognized("the messages are not JSON and have no other known format")
+    other = framed(value)
+    if other is not None:
+        return other
     if schemas is None:
-        return Unrecognized("the messages refer to schemas of a registry, as Avro does", needs_registry=True)
+        return Unrecognized("binary, with schemas of a registry, as Avro is", needs_registry=True, known=True)
     number = int.from_bytes(value[1:HEADER_BYTES], "big")
     try:
         schema = schemas.get(number).value
@@ -187,20 +203,20 @@ def _avro(value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
     if schema.kind != "record":
         return Unrecognized(f"the messages are Avro of type {schema.kind}, not records")
     if "op" in schema.fields and {"before", "after"} & schema.fields.keys():
-        return Recognized("debezium-avro", has_schema=True)
-    internal = _internal(schema.fields)
-    if internal is not None:
-        return internal
+        return foreign_schema(schema) or Recognized("debezium-avro", has_schema=True)
     if {"__op", "__deleted"} & schema.fields.keys():
         return Recognized("debezium-avro", FLATTENED, has_schema=True)
+    own = internal(schema.fields)
+    if own is not None:
+        return own
     note = "rows without a kind: each message is the new row of its key, and a tombstone deletes the row"
     return Recognized("avro", has_schema=True, note=note)
 
 
 def _json(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:
-    internal = _internal_key(key)
-    if internal is not None:
-        return internal
+    own = internal_key(key)
+    if own is not None:
+        return own
     try:
         document = parse(value)
     except (ValueError, RecursionError):
@@ -212,11 +228,11 @@ def _json(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognize
     row = document["payload"] if enveloped else document
     if not isinstance(row, dict):
         return _IGNORED if row is None else Unrecognized("the messages are JSON, but not objects")
-    known = _message(row, has_schema) or _internal(row)
-    if known is not None:
-        return known
     if {"__op", "__deleted"} & row.keys():
         return Recognized("debezium-json", FLATTENED, has_schema)
+    known = foreign(row) or _message(row, has_schema) or internal(row)
+    if known is not None:
+        return known
     kinds = None if enveloped else kind_options({name: [v] for name, v in row.items() if isinstance(v, str | int)})
     if kinds is not None:
         return Recognized("row-kind", kinds)
@@ -232,8 +248,6 @@ def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecogni
     kind = row.get("type")
     if "op" in row and ({"before", "after"} & row.keys() or row["op"] == "t"):
         return Recognized("debezium-json", has_schema=has_schema)
-    if row.get("op") == "m" and "message" in row:
-        return Unrecognized("logical decoding messages of Debezium", internal=True)
     if "isDdl" in row and isinstance(kind, str) and kind in _CANAL:
         return Recognized("canal-json", key=_names(row.get("pkNames"))) if row.get("data") else _IGNORED
     if "database" in row and isinstance(kind, str) and ("ts" in row or "data" in row):
@@ -243,26 +257,6 @@ def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecogni
     metadata = row.get("metadata")
     if isinstance(metadata, dict) and {"operation", "record-type"} <= metadata.keys():
         return Recognized("dms-json") if metadata["record-type"] == "data" else _IGNORED
-    return None
-
-
-def _internal(row: Mapping[str, Any]) -> Unrecognized | None:
-    """Recognize Debezium's messages that aren't changes of tables. None if the message isn't one of them."""
-    if {"status", "id", "event_count"} <= row.keys() or ("status" in row and "data_collections" in row):
-        return Unrecognized("the beginnings and ends of transactions, from Debezium", internal=True)
-    if {"ddl", "databaseName"} <= row.keys() or {"ddl", "tableChanges"} <= row.keys():
-        return Unrecognized("the schema history or schema changes of Debezium", internal=True)
-    if set(row) == {"ts_ms"}:
-        return Unrecognized("heartbeats of Debezium", internal=True)
-    return None
-
-
-def _internal_key(key: bytes | None) -> Unrecognized | None:
-    text = (key or b"").decode(errors="replace")
-    if text.startswith(_CONNECT_KEYS):
-        return Unrecognized("internal messages of Kafka Connect", internal=True)
-    if text.startswith("{") and '"keytype"' in text and '"magic"' in text:
-        return Unrecognized("internal messages of the schema registry", internal=True)
     return None
 
 

@@ -5,7 +5,8 @@ from typing import Any
 
 import pytest
 
-from changelog.recognition import FLATTENED, Recognized, Unrecognized, kind_options, recognize
+from changelog.foreign_messages import CELLS, DOCUMENTS, Unrecognized
+from changelog.recognition import FLATTENED, Recognized, kind_options, mistaken, recognize
 from tests.changelog import avro_messages
 from tests.changelog.messages import sample
 
@@ -117,6 +118,78 @@ def test_what_is_no_changelog(records: Any, text: str) -> None:
     found = recognize(records)
     assert isinstance(found, Unrecognized)
     assert text in found.reason
+
+
+SOURCE = {"version": "3.4.0", "connector": "mongodb", "db": "shop"}
+CELL = {"value": 1, "set": True}
+EVENT = {"specversion": "1.0", "id": "x", "source": "/debezium/postgresql/pg", "type": "io.debezium.…", "data": ROW}
+SIGNAL = {"type": "execute-snapshot", "data": {"data-collections": ["public.orders"]}}
+NOTICE = {"id": "1", "aggregate_type": "Initial Snapshot", "type": "STARTED", "additional_data": {}, "timestamp": 1}
+CHANGE = {"_id": {"_data": "8264"}, "operationType": "insert", "ns": {"db": "shop"}, "fullDocument": ROW}
+FOREIGN = [
+    (record({"op": "c", "before": None, "after": json.dumps(ROW)}), "MongoDB", "ExtractNewDocumentState"),
+    (record({"op": "d", "before": None, "after": None, "source": SOURCE}), "MongoDB", "flattened: true"),
+    (record({"op": "u", "patch": "{}", "filter": "{}", "source": SOURCE}), "MongoDB", "ExtractNewDocumentState"),
+    (record({"op": "u", "before": None, "after": {"id": CELL, "name": None}}), "{value, set}", "YBExtract"),
+    (record({"op": "d", "before": {"id": CELL | {"deletion_ts": None}}, "after": None}), "{value, set}", "YBExtract"),
+    (record(EVENT), "CloudEvents", "JsonConverter"),
+    (record({"schemaId": 12, "payload": ROW}), "Apicurio", "JsonConverter"),
+    ((None, bytes(8) + b"\7\2\4"), "Apicurio", "as-confluent"),
+    ((None, b"\0\0\0\0\7" + json.dumps(ROW).encode()), "its schema in a registry", "JsonConverter"),
+    (record({"after": ROW, "updated": "17.0"}), "CockroachDB", "envelope = 'enriched'"),
+    (record({"after": None, "key": [7]}), "CockroachDB", "envelope = 'enriched'"),
+    (record({"resolved": "1767323045.0000000000"}), "CockroachDB", "resolved"),
+    (record({"table": "S.ORDERS", "op_type": "I", "op_ts": "…", "pos": "1", **ROW}), "json_row", "format=json"),
+    (record(CHANGE), "MongoDB", "Debezium"),
+    (record(SIGNAL), "signals", ""),
+    (record(NOTICE), "notifications", ""),
+    (record({"ts_ms": 1}, {"serverName": "pg"}), "heartbeats", ""),
+]
+
+
+@pytest.mark.parametrize(("message", "what", "advice"), FOREIGN)
+def test_messages_that_no_format_reads_are_named(message: Any, what: str, advice: str) -> None:
+    found = recognize([message])
+    assert isinstance(found, Unrecognized)
+    assert found.known
+    assert what in found.reason
+    assert advice in found.reason
+
+
+def test_events_of_mongodb_and_cells_as_avro() -> None:
+    cell = {"type": "record", "name": "cell", "fields": [{"name": n, "type": "long"} for n in ("value", "set")]}
+    cells = {"type": "record", "name": "row", "fields": [{"name": "id", "type": ["null", cell]}]}
+    found = []
+    for number, after in enumerate(("string", cells), 1):
+        fields = [{"name": "op", "type": "string"}, {"name": "after", "type": ["null", after]}]
+        schema = {"type": "record", "name": "event", "fields": fields}
+        message = avro_messages.message(number, schema, {"op": "d", "after": None})
+        found.append(recognize([(None, message)], avro_messages.Known({number: json.dumps(schema)})))
+    assert found == [DOCUMENTS, CELLS]
+
+
+@pytest.mark.parametrize(
+    ("format_", "options", "message", "text"),
+    [
+        ("debezium-json", {}, record(CANAL), "canal-json: set source.format: canal-json"),
+        ("debezium-json", {}, record(ROW | {"__op": "c"}), "debezium-json: set source.format: debezium-json and "
+         "format_options: {flattened: true}"),
+        ("debezium-json", {"flattened": "true"}, record({"op": "c", "after": ROW}), "before and after"),
+        ("maxwell-json", {}, record({"op": "c", "after": ROW}), "debezium-json: set source.format: debezium-json"),
+        ("debezium-json", {}, (None, b"\0\0\0\0\7\2"), "registry"),
+        ("debezium-avro", {}, (None, b"\0\0\0\0\7\2"), None),
+        ("debezium-avro", {}, (None, bytes(9) + b"\7"), "Apicurio"),
+        ("debezium-json", {}, record({"op": "c", "after": ROW}), None),
+        ("debezium-json", {"flattened": "true"}, record(ROW, {"id": 7}), None),
+        ("debezium-json", {}, (b"7", None), None),
+        ("debezium-json", {}, (None, b"{"), None),
+        ("debezium-json", {}, record({"nonsense": 1}), None),
+        ("canal-json", {}, record(CANAL), None),
+    ],
+)  # fmt: skip
+def test_what_a_refused_message_is(format_: str, options: Any, message: Any, text: str | None) -> None:
+    found = mistaken(format_, options, message)
+    assert text in found if text else not found
 
 
 def test_what_most_messages_are_counts() -> None:
