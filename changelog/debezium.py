@@ -390,7 +390,7 @@ def _unknown_operations(events: Events, known: pa.Array) -> Iterator[Rejected]:
     op, record = events.op.filter(rest), events.record.filter(rest)
     missing = op.is_null()
     if pc.any(missing).as_py():
-        reason = "the event has no op; is this a Debezium change event?"
+        reason = "the event has no op"
         yield Rejected(record.filter(missing), BadRecord.UNKNOWN_OPERATION, reason)
     others = pc.invert(missing)
     if pc.any(others).as_py():

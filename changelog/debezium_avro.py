@@ -91,7 +91,7 @@ class DebeziumAvro:
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")
         if op is None or op.value.kind not in ("string", "enum"):
-            raise RefusedError(BadRecord.UNKNOWN_OPERATION, "the event has no op; is this a Debezium change event?")
+            raise RefusedError(BadRecord.UNKNOWN_OPERATION, "the event has no op")
         kept = [c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals]
         paths: list[Path] = [("op",), *(("after", field) for field in self._columns), *(("before", f) for f in kept)]
         paths += [place for path in self._order for place in _places(path)]

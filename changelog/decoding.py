@@ -51,7 +51,7 @@ from changelog.rows import (
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, spark_type
 from changelog.values.encoded import MAYBE_BASE64
-from changelog.values.nested import has_more, is_nested
+from changelog.values.nested import has_more, is_nested, more
 
 CHANGES_PER_RECORD = 1 << 16
 """The order value of a change is its record's offset times this number, plus the place of the change in the record."""
@@ -243,6 +243,7 @@ class _TaskDecoder:
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
         for key in of_changes(raw, keys, keyless):
             self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, key.record)})
+        self._explain(raw, bad)
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables = []
         for records, columns in parts:
@@ -252,6 +253,19 @@ class _TaskDecoder:
         if bad.errors:
             tables.append(self._bad_rows(raw, bad))
         return pa.concat_tables(tables).combine_chunks() if tables else self._schema.empty_table()
+
+    def _explain(self, raw: pa.RecordBatch, bad: _Bad) -> None:
+        """Add what the bad records are, if they are none of the format's messages."""
+        if not bad.errors or self._format_name not in formats.OURS:
+            return
+        from changelog.recognition import mistaken  # this loads much, and most tasks have no bad record
+
+        rows = pa.array(list(bad.errors), pa.int64())
+        records = zip(*(raw.column(name).take(rows).to_pylist() for name in ("key", "value")), strict=True)
+        for (row, (error_class, reason)), record in zip(list(bad.errors.items()), records, strict=True):
+            what = mistaken(self._format_name, self._spec.options, record)
+            if what:
+                bad.errors[row] = error_class, f"{reason}; such messages are {what}"
 
     def _row_columns(self, raw: pa.RecordBatch, changes: Changes, bad: _Bad) -> dict[str, pa.Array]:
         spec, count = self._spec, len(changes.record)
@@ -357,8 +371,8 @@ class _TaskDecoder:
             array, misfit = convert(wire, target, column.is_uuid)
             if self._evolves and is_nested(target):
                 # the table gets no new fields inside a column, and their values must not be lost: the record is bad
-                more = pa.array(has_more(wire.values, target))
-                misfit = more if misfit is None else pc.or_(misfit, more)
+                extra = pa.array(has_more(wire.values, target))
+                misfit = extra if misfit is None else pc.or_(misfit, extra)
             if column.width is not None:
                 other = pc.fill_null(pc.not_equal(pc.binary_length(array), column.width), False)
                 misfit = other if misfit is None else pc.or_(misfit, other)
@@ -391,8 +405,18 @@ class _TaskDecoder:
     def _misfits(self, column: ColumnSpec, values: pa.Array) -> list[str]:
         dtype = "uuid" if column.is_uuid else column.type.simpleString()
         dtype = dtype if column.width is None else f"{dtype} of {column.width} bytes"
-        texts = (_shown(value) for value in values.to_pylist())
-        return [f"column {column.name}: '{text}' does not fit {dtype}" for text in texts]
+        target = self._targets[column.name]
+        looked_into = self._evolves and is_nested(target)
+
+        def misfit(value: Any) -> str:
+            field = more(value, target) if looked_into else ""
+            return (
+                f"has a field {field!r} which the table's column lacks"
+                if field
+                else f"'{_shown(value)}' does not fit {dtype}"
+            )
+
+        return [f"column {column.name}: {misfit(value)}" for value in values.to_pylist()]
 
     def _observe_fields(self, changes: Changes) -> None:
         known = {column.field for column in self._spec.columns} | self._spec.excluded

@@ -74,7 +74,7 @@ def has_more(values: pa.Array, target: pa.DataType) -> Flags:
     if not _has_struct(target):
         return more
     if pa.types.is_string(source) or pa.types.is_large_string(source):
-        found = (text is not None and _has_more(_parse(text), target) for text in values.to_pylist())
+        found = (text is not None and bool(_more(_parse(text), target)) for text in values.to_pylist())
         return np.fromiter(found, np.bool_, len(values))
     if is_list(target) and is_list(source):
         begins = values.offsets.to_numpy().astype(np.int64)
@@ -96,17 +96,29 @@ def _has_struct(target: pa.DataType) -> bool:
     return bool(pa.types.is_struct(target)) or (is_list(target) and _has_struct(target.value_type))
 
 
-def _has_more(value: Any, target: pa.DataType) -> bool:
+def more(value: Any, target: pa.DataType) -> str:
+    """The first field of a value of `has_more` that `target` lacks, with the fields around it: `geo.zip`.
+
+    :param value: the value as Python has it.
+    """
+    return _more(_parse(value) if isinstance(value, str) else value, target)
+
+
+def _more(value: Any, target: pa.DataType) -> str:
     if is_list(target) and isinstance(value, list):
-        return any(_has_more(item, target.value_type) for item in value)
-    if pa.types.is_map(target) and isinstance(value, dict):
-        return any(_has_more(item, target.item_type) for item in value.values())
+        return next(filter(None, (_more(item, target.value_type) for item in value)), "")
+    if pa.types.is_map(target) and isinstance(value, dict | list):
+        items = value.values() if isinstance(value, dict) else (item for _, item in _entries(value) or ())
+        return next(filter(None, (_more(item, target.item_type) for item in items)), "")
     if pa.types.is_struct(target) and isinstance(value, dict):
         known = {field.name: field.type for field in target}
-        return any(
-            part is not None and (name not in known or _has_more(part, known[name])) for name, part in value.items()
-        )
-    return False
+        for name, part in value.items():
+            if part is not None and name not in known:
+                return str(name)
+            inner = "" if part is None else _more(part, known[name])
+            if inner:
+                return f"{name}.{inner}"
+    return ""
 
 
 def from_json(texts: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:

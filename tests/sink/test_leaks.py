@@ -7,7 +7,8 @@ import pytest
 import yaml
 from pydantic import ValidationError
 
-from changelog.recognition import Recognized, Unrecognized, recognize
+from changelog.foreign_messages import Unrecognized
+from changelog.recognition import Recognized, recognize
 from sink import config
 from sink.commands import proposal, training
 from sink.commands.discovery import Found, LeftOut, directories
