@@ -19,6 +19,11 @@ _CONNECT_KEYS = (
 )  # fmt: skip
 """Keys begin with these texts in the topics where Kafka Connect stores its configuration, offsets and status."""
 
+_OF_GOLDENGATE = {
+    "table", "op_type", "op_ts", "current_ts", "pos", "primary_keys", "tokens", "xid", "csn",
+}  # fmt: skip
+"""Fields of GoldenGate's messages that aren't columns."""
+
 
 @dataclass(frozen=True)
 class Unrecognized:
@@ -102,7 +107,7 @@ def foreign(row: Mapping[str, Any]) -> Unrecognized | None:
         return _known(f"CloudEvents: {_converter('JsonConverter')}")
     if set(row) == {"schemaId", "payload"}:
         return _known(f"JSON in the wrapper of Apicurio's ExtJsonConverter: {_converter('JsonConverter')}")
-    if "op_type" in row and "table" in row and row["op_type"] != "T" and not {"before", "after"} & row.keys():
+    if {"op_type", "table"} <= row.keys() and not {"before", "after"} & row.keys() and row.keys() - _OF_GOLDENGATE:
         return _known(
             "GoldenGate's json_row, which doesn't tell a row's columns from other fields: set gg.handler.….format=json"
         )

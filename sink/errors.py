@@ -29,6 +29,20 @@ class ConfigError(RowdeltaError):
     exit_code = 2
 
 
+class NotChangesError(ConfigError):
+    """A source's messages can't be a table's changes.
+
+    :param what: what they are, for people.
+    :param is_internal: they are a program's own, and no format could read them.
+    """
+
+    def __init__(self, target: str, source: str, what: str, *, is_internal: bool) -> None:
+        way_out = ". Leave it out of tables[].source" if is_internal else ""
+        super().__init__(f"{target}: the messages of {source} are {what}{way_out}.")
+        self.left_out = f"{source} is left out: its messages are {what}"
+        self.is_internal = is_internal
+
+
 class DataError(RowdeltaError):
     """The source's data was refused: a bad record with `on_bad_record: fail`, a contradiction, a re-read in changelog
     mode.

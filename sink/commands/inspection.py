@@ -11,7 +11,7 @@ from changelog.amounts import amount, sized
 from sink.commands.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config, TableSection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
-from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TableError
+from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.sources.source import Position
@@ -81,6 +81,9 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         section = table.section
         if isinstance(made, NoMessagesError):
             yield f"{section.source} -> {made}"
+            continue
+        if isinstance(made, NotChangesError) and made.is_internal and table.from_pattern:
+            yield made.left_out
             continue
         wrong = [problem for problem in (made, reached) if isinstance(problem, RowdeltaError)]
         if isinstance(made, RowdeltaError) or wrong:

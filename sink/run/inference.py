@@ -15,12 +15,14 @@ from pyspark.sql.types import StructType
 from changelog import formats
 from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, UnavailableError
 from changelog.decoding import merged_types, observed_type
+from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
+from changelog.recognition import other_format, recognize
 from changelog.row_kind import Kinds
-from changelog.schema_registry import RegistryError
+from changelog.schema_registry import RegistryError, connect
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, NeedsSparkError, RowdeltaError, TemporaryError
+from sink.errors import ConfigError, NeedsSparkError, NotChangesError, RowdeltaError, TemporaryError
 from sink.redaction import masked
 from sink.sources.kafka import READ_OPTIONS
 from sink.sources.source import Source
@@ -33,6 +35,8 @@ if TYPE_CHECKING:
 
 SAMPLE = 1000
 """The sample has this many messages from the beginning of the source."""
+_RECOGNIZED = 100
+"""So many of them are looked at to recognize messages that the format can't read."""
 LAST = 20
 """The sample has this many messages from the end of each partition."""
 
@@ -42,7 +46,10 @@ log = logging.getLogger(__name__)
 
 
 class Sample(Protocol):
-    """Messages of one table's source. They are read when they are needed first."""
+    """Messages of one table's source. They are read when they are needed first.
+
+    `columns` and `message_keys` raise `NotChangesError` if the messages are something else than the format's changes.
+    """
 
     def columns(self) -> dict[str, str] | None:
         """Name -> type of each field, as in `changelog.decoding.Observed`. None if the source has no messages yet.
@@ -82,11 +89,11 @@ class SparkSample:
             schema = _parquet_schema(self._spark, table)
             known = {Kinds.of(config.source.format_options).column, *table.exclude}
             return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
-        types = self._asking_registry(lambda: infer_fields(config, self._first))
+        types = self._asking_registry(lambda: infer_fields(config, self._changes))
         return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
-        found = self._asking_registry(lambda: message_keys(self._config, self._first))
+        found = self._asking_registry(lambda: message_keys(self._config, self._changes))
         if self._first.num_rows >= SAMPLE:
             last = self._source.last_records(self._table, LAST)
             if last is not None:
@@ -97,6 +104,11 @@ class SparkSample:
     @property
     def is_empty(self) -> bool:
         return not len(self._first)
+
+    @cached_property
+    def _changes(self) -> pa.Table:
+        refuse_others(self._config, self._table, self._first)
+        return self._first
 
     @cached_property
     def _first(self) -> pa.Table:
@@ -127,14 +139,14 @@ class PlainSample:
         self._topics = topics
 
     def columns(self) -> dict[str, str] | None:
-        found = [self._asked(records, infer_fields) for records in self._first.values()]
+        found = [self._asked(records, infer_fields) for records in self._changes.values()]
         if any(list(one.items()) != list(found[0].items()) for one in found):
             raise NeedsSparkError(f"{self._table.source}: other columns in each partition")
         exclude = self._table.exclude
         return {name: dtype for name, dtype in found[0].items() if name not in exclude} or None if found else None
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
-        parts = list(self._first.values())
+        parts = list(self._changes.values())
         if sum(part.num_rows for part in parts) >= SAMPLE:
             parts += self._read(lambda first, end: (max(first, end - LAST), end)).values()
         found = [self._asked(records, message_keys) for records in parts]
@@ -148,6 +160,12 @@ class PlainSample:
 
     def _asked(self, records: pa.Table, question: Callable[[Config, pa.Table], T]) -> T:
         return _asking_registry(self._table, lambda: question(self._config, records))
+
+    @cached_property
+    def _changes(self) -> dict[int, pa.Table]:
+        for records in self._first.values():
+            self._asked(records, lambda config, found: refuse_others(config, self._table, found))
+        return self._first
 
     @cached_property
     def _first(self) -> dict[int, pa.Table]:
@@ -181,6 +199,24 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
             f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct "
             "tables[].source or source.options.path_format, or add columns."
         ) from None
+
+
+def refuse_others(config: Config, table: TableSection, records: pa.Table) -> None:
+    """:raises NotChangesError: raw records (`RAW_SCHEMA`) are known to be something else than the format's messages."""
+    source = config.source
+    if source.format not in formats.OURS:
+        return
+    first = records.slice(0, _RECOGNIZED)
+    pairs = zip(first.column("key").to_pylist(), first.column("value").to_pylist(), strict=True)
+    reads_avro = "avro" in source.format
+    what = recognize(pairs, connect(source.format_options) if reads_avro else None)
+    if isinstance(what, Unrecognized):
+        if what.known and not (what.needs_registry and reads_avro):
+            raise NotChangesError(table.target, table.source, what.reason, is_internal=what.internal)
+        return
+    other = other_format(what, source.format, source.format_options)
+    if other and not infer_fields(config, records):
+        raise NotChangesError(table.target, table.source, other, is_internal=False)
 
 
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:

@@ -139,7 +139,7 @@ class Pipeline:
 
     def _how_it_ended(self, seconds: float) -> str:
         """The last words of a run without an error."""
-        members, tally = self._supervisor.members.values(), self._supervisor.tally
+        members, tally = self._supervisor.taken(), self._supervisor.tally
         if not members:
             return NO_TABLE
         waiting = sum(member.awaits_messages for member in members)
@@ -412,7 +412,7 @@ class Pipeline:
         failed = self._supervisor.broken()
         if not failed:
             return False
-        if self._config.sink.on_table_error == "stop" or len(failed) == len(self._supervisor.members):
+        if self._config.sink.on_table_error == "stop" or len(failed) == len(self._supervisor.taken()):
             return True
         return any(isinstance(member.error, RowdeltaError) and member.error.stops_job for member in failed)
 
@@ -431,7 +431,7 @@ class Pipeline:
         more = f"\n  and {len(errors) - 10} more" if len(errors) > 10 else ""
         worst = next((kind for kind in _KINDS if isinstance(errors[0], kind)), RowdeltaError)
         return worst(
-            f"{len(errors)} of {amount(len(self._supervisor.members), 'table')} failed; each is as its last commit "
+            f"{len(errors)} of {amount(len(self._supervisor.taken()), 'table')} failed; each is as its last commit "
             f"left it:\n{shown}{more}"
         )
 

@@ -25,7 +25,7 @@ from changelog.spec import ChangelogSpec
 from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
-from sink.errors import ConfigError, NoMessagesError, RowdeltaError, TemporaryError, summary
+from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TemporaryError, summary
 from sink.redaction import masked
 from sink.run.attempt import Pending, TableShare
 from sink.run.inference import stated_keys
@@ -85,6 +85,8 @@ class Member:
     error: Exception | None = None
     failures: int = 0
     retry_at: float = 0.0
+    is_left_out: bool = False
+    """Whether a pattern matched its source, whose messages are a program's own. It is not looked at again."""
     awaits_messages: bool = False
     """Whether it can't be opened before its source has messages. This isn't a failure."""
     turn: Lock = field(default_factory=Lock)
@@ -161,6 +163,10 @@ class Supervisor:
 
     def working(self) -> list[Member]:
         return [member for member in self.members.values() if member.works]
+
+    def taken(self) -> list[Member]:
+        """All tables but those that are left out."""
+        return [member for member in self.members.values() if not member.is_left_out]
 
     def failed(self) -> list[Member]:
         return [member for member in self.members.values() if member.error is not None]
@@ -444,7 +450,7 @@ class Supervisor:
     def _ends_with(self, error: Exception) -> bool:
         """Whether one table's error ends the job, and so is printed at the end."""
         stops_job = isinstance(error, RowdeltaError) and error.stops_job
-        return len(self.members) == 1 or self._config.sink.on_table_error == "stop" or stops_job
+        return len(self.taken()) == 1 or self._config.sink.on_table_error == "stop" or stops_job
 
     def _group_of(self, member: Member) -> list[Member]:
         """All tables of the member's group, or the member alone if it has no group."""
@@ -503,6 +509,12 @@ class Supervisor:
             table, plan, key = open_table(self._spark, self._config, member.resolved, self._source)
         except NoMessagesError as error:
             self._wait_for_messages(member, error)
+            return
+        except NotChangesError as error:
+            if not (error.is_internal and member.resolved.from_pattern):
+                raise
+            log.info("%s", error.left_out)
+            member.sink, member.error, member.is_left_out = None, None, True
             return
         self._changelogs[plan.section.target] = plan.changelog
         letters = self.dead_letters

@@ -179,9 +179,7 @@ def test_every_postgres_type() -> None:
 def test_what_changes_no_row() -> None:
     assert decoded(sample("message"), spec(["id"])).rows == []
     rejected = decoded(sample("transaction"), spec(["id"])).rejected
-    assert rejected == dict.fromkeys(
-        range(2), "unknown_operation: the event has no op"
-    )
+    assert rejected == dict.fromkeys(range(2), "unknown_operation: the event has no op")
     truncate = decoded(sample("nokey")[-1:], spec(["a", "b"], key=("a",))).rejected
     assert truncate == {0: "unsupported_event: the source emptied its table"}
 
