@@ -38,6 +38,7 @@ from changelog.message_keys import of_changes
 from changelog.rows import (
     BAD,
     BAD_FIELDS,
+    EMPTY_PARTITION,
     KIND,
     SNAPSHOT,
     TRUNCATE,
@@ -386,7 +387,15 @@ class _TaskDecoder:
             self._observe_width(column, wire, misfit)
         why = "null or missing"
         if column.name in self._spec.empty_is_null:
-            array, why = with_empty_as_null(array), "null, missing or empty"
+            emptied, why = with_empty_as_null(array), "null, missing or empty"
+            if not is_key and emptied.null_count > array.null_count:
+                # of a removed row, it only means that the old partition is unknown
+                empty = pc.and_(array.is_valid(), emptied.is_null())
+                empty = pc.and_(empty, pa.array(sets_row(changes.kind.to_numpy(zero_copy_only=False))))
+                bad.add(
+                    changes.record.filter(empty), BadRecord.TYPE_MISMATCH, f"column {column.name} {EMPTY_PARTITION}"
+                )
+            array = emptied
         if is_key and array.null_count:
             bad.add(changes.record.filter(array.is_null()), BadRecord.NULL_KEY, f"key column {column.name} is {why}")
         elif column.required and array.null_count:

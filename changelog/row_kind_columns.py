@@ -13,7 +13,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, BAD_FIELDS, KIND, PREFIX, BadRecord, RowKind, order_column
+from changelog.rows import BAD, BAD_FIELDS, EMPTY_PARTITION, KIND, PREFIX, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 SOURCE = f"{PREFIX}source"
@@ -70,7 +70,7 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
             _kind(op, kinds).alias(KIND),
             *(F.col(quoted(name)).cast(dtype).alias(_order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
             *(F.col(quoted(c.field)).alias(_UUID_TEXT + c.name) for c in uuids),
-            *(_values(c, spec).alias(c.name) for c in spec.columns),
+            *(_values(c).alias(c.name) for c in spec.columns),
         ]
     )
     misfits = [
@@ -95,11 +95,14 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
     return Decoder((images, *_finish(spec, [_unknown_kind(F.col(_OP), kinds), *misfits], value)))
 
 
-def _values(column: ColumnSpec, spec: ChangelogSpec) -> Column:
-    if column.is_uuid:
-        return binary_uuid(column.field)
-    values = F.col(quoted(column.field))
-    return F.when(F.length(values) > 0, values) if column.name in spec.empty_is_null else values
+def _values(column: ColumnSpec) -> Column:
+    return binary_uuid(column.field) if column.is_uuid else F.col(quoted(column.field))
+
+
+def _stored(name: str, spec: ChangelogSpec) -> Column:
+    """A column's values as the table has them."""
+    values = F.col(quoted(name))
+    return F.when(F.length(values) > 0, values) if name in spec.empty_is_null else values
 
 
 def _kind(op: Column, kinds: Kinds) -> Column:
@@ -169,8 +172,15 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
         reason = F.col(_OP), ": a table in mode append takes inserts (+I) only"
         checks.append(F.when(kind != int(RowKind.INSERT), _error(BadRecord.NOT_AN_INSERT, *reason)))
     checks += [
-        F.when(F.col(quoted(name)).isNull(), _error(BadRecord.NULL_KEY, f"key column {name} is null"))
+        F.when(_stored(name, spec).isNull(), _error(BadRecord.NULL_KEY, f"key column {name} is null"))
         for name in spec.key
+    ]
+    checks += [
+        F.when(
+            _sets_row(kind) & (F.length(quoted(name)) == 0),
+            _error(BadRecord.TYPE_MISMATCH, f"column {name} {EMPTY_PARTITION}"),
+        )
+        for name in spec.empty_is_null.difference(spec.key)
     ]
     checks += [
         F.when(
@@ -190,7 +200,7 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
     parts |= {name: F.col(f"{_ERROR}.{name}") for name in ("reason", "error_class")}
     fields = [parts.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
     rows = [
-        F.col(quoted(column.name))
+        _stored(column.name, spec).alias(column.name)
         if column.name in spec.kept_by_removals
         else F.when(_sets_row(kind), F.col(quoted(column.name))).alias(column.name)
         for column in spec.columns

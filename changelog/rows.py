@@ -51,6 +51,9 @@ row has no key, so it takes the same way past everything that looks at keys. Its
 before it are void, and so are all rows that the table had. Each writing task gets it (`sink.spark.routing.to_all`).
 """
 
+EMPTY_PARTITION = "is an empty text, which the table's partitions can't tell from NULL"
+"""What is wrong with an empty value in a column of `ChangelogSpec.empty_is_null`."""
+
 KEPT = "kept"
 """The `error_class` of a partial row whose record is a dead letter already: of an earlier attempt, or of an earlier
 configuration. It is applied if it can be completed now. If not, its record isn't kept again.

@@ -44,13 +44,14 @@ class ChangelogSpec:
     :param source_order: records have a partition and an offset that order them (Kafka).
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
     :param inserts_only: the table only grows (`mode: append`). It has no key, and every change except an insert is a
-        bad record.
+        is a bad record.
     :param options: the format's own options, already checked against its `OPTIONS`.
     :param schema_changes: what to do about fields that are no columns, and about values too wide for their column.
     :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like
         (`changelog.decoding.METADATA`).
     :param excluded: fields that must not become columns.
-    :param empty_is_null: text columns in which the table can't tell an empty text from null.
+    :param empty_is_null: text columns in which the table can't tell an empty text from null. A row with such a value
+        is a bad record.
     :param keeps_unavailable: an update may lack the values of some columns: they are taken from the table's row.
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.

@@ -342,6 +342,7 @@ class TableSection(Section):
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
     :param types: name, or regular expression for names -> Spark SQL type of columns that `columns` doesn't name.
     :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
+    :param shared_with: ids of other sinks that may write the table too, or have created it.
     :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
     """
 
@@ -365,6 +366,7 @@ class TableSection(Section):
     compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
     group: Annotated[str, Field(min_length=1)] | None = None
+    shared_with: list[str] = Field(default_factory=list)
     verify: VerifySection | None = None
     maintenance: MaintenanceSection | None = None
 

@@ -8,20 +8,32 @@ Each micro-batch is compared with it. If messages begin to state another key, th
 From there on, rows that the table holds as one row may be several, or several may be one. So the sink applies nothing
 more until the user has decided. The table property `rowdelta.<sink id>.accepted-keys` is the user's word that messages
 may state other keys too. The sink itself never sets it, so SQL can in each format: `[["id"], ["id", "line"]]`.
+
+The configuration can't change the key of a table by itself: under a narrower key one change would remove all rows that
+share it. `rowdelta.<sink id>.new-key` (`["id"]`) is the user's word for it. Then, and where a table has rows and no
+stored key, `check_tells_rows_apart` looks before anything is committed.
 """
 
 import json
+import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
 from changelog.decoding import StatedKeys
+from changelog.row_kind_columns import quoted
 from sink.config import Config, TableSection
 from sink.config.options import MisplacedError, did_you_mean
 from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.run.inference import Sample
 from sink.run.patterns import ResolvedTable
-from sink.targets.base import TableState
+from sink.targets.base import TableState, Target
 from sink.targets.own_state import property_prefix
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+log = logging.getLogger("rowdelta")
 
 Fields = tuple[str, ...]
 
@@ -103,18 +115,56 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
             return TableKey(key, configured=True)
         if known.configured and known.columns == key:
             return known
+        if table is not None and set(known.columns) != set(key):
+            _check_new_key(config, section, path, table, known)
         # the user has decided for this key, perhaps because the messages' key has changed
         return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
     if table is not None:
-        columns = table.identifiers()
-        if not columns and known is not None and not known.configured:
-            columns = known.columns
+        columns = table.identifiers() or (() if known is None else known.columns)
         if columns:
             return TableKey(columns, False, (_fields(section, columns),))
     fields = _stated(section, path, sample)
     known_columns = [column.name for column in table.columns()] if table else list(sample.columns() or ())
     columns = _columns(section, path, fields, known_columns)
     return TableKey(columns, False, (_fields(section, columns),))
+
+
+def _check_new_key(config: Config, section: TableSection, path: str, table: TableState, known: TableKey) -> None:
+    """:raises ConfigError: the user hasn't said that the key is to become another one."""
+    name, new = f"{property_prefix(config)}.new-key", json.dumps(section.key)
+    if table.property(name) == new:
+        return
+    own = shown(known.columns)
+    raise ConfigError(
+        f"{path}.key: got {shown(section.key)}, but the rows of {section.target} are told apart by {own}. Under "
+        f"another key one change may remove several rows. Write key: [{own}]; or build the table anew under the new "
+        f"key (rowdelta reset with --empty); or, if {shown(section.key)} tells the rows apart that are there, say so "
+        f"in SQL and run again: ALTER TABLE {section.target} SET TBLPROPERTIES ('{name}' = '{new}')."
+    )
+
+
+def check_tells_rows_apart(config: Config, key: TableKey, table: Target, spark: "SparkSession") -> None:
+    """Look for rows that share a key, where nothing else says that there are none: in a table that others have filled,
+    and in one whose key is new. A row with a NULL in its key is never found by it, so it doesn't count.
+
+    :raises TableError: one change of such a key would remove all these rows.
+    """
+    text = table.property(property_name(config))
+    known = () if text is None else TableKey.from_json(text).columns
+    if not key.columns or table.is_empty() or set(known) == set(key.columns):
+        return
+    log.info("%s: looking whether %s tells its rows apart", table.name, shown(key.columns))
+    rows = table.frame(spark).select(*(quoted(name) for name in key.columns)).na.drop()
+    from pyspark.sql import functions as F  # without a session, nothing needs it
+
+    several = rows.groupBy(*(quoted(name) for name in key.columns)).count().where("count > 1")
+    found = several.agg(F.count("*"), F.max("count")).collect()[0]
+    if found[0]:
+        raise TableError(
+            f"{table.name}: {found[0]:,} keys ({shown(key.columns)}) have several rows, at most {found[1]:,}. One "
+            "change of such a key would remove all of them. Nothing was applied. Name the columns that tell the rows "
+            "apart in key, or remove the rows that are too many."
+        )
 
 
 def with_key(resolved: ResolvedTable, key: TableKey) -> ResolvedTable:

@@ -1135,7 +1135,7 @@ class TableSink:
             name = f"{self._prefix}.{COUNTED[0]}"
             properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
         name, remembered = property_name(self._config), self._key.to_json()
-        if self._key.messages and self.table.property(name) != remembered:
+        if self._key.columns and self.table.property(name) != remembered:
             properties[name] = remembered
         return properties
 

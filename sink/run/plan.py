@@ -23,14 +23,14 @@ from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import column_type, parse_type, wanted_columns
 from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
-from sink.run.keys import TableKey, property_name, table_key, with_key
+from sink.run.keys import TableKey, check_tells_rows_apart, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
-from sink.targets.own_state import creation_properties
+from sink.targets.own_state import check_owner, creation_properties
 
 log = logging.getLogger("rowdelta")
 
@@ -119,6 +119,7 @@ def plan_table(
                 raise ConfigError(f"{path}.partition_by: column {column.name} is floating-point. {NO_FLOATS}")
         catalogs.check_new(section, wanted, path)
     else:
+        check_owner(config, section, table)
         table.check_writable(appends=section.mode == "append", copies=section.copies)
         columns = table.columns()
         _check_columns(section, wanted, columns)
@@ -160,11 +161,13 @@ def open_table(
         wanted = wanted_columns(section, resolved.path, types)
         assert wanted is not None
         properties = dict(section.properties) | creation_properties(config)
-        if key.messages:
+        if key.columns:
             properties[property_name(config)] = key.to_json()
         table = catalogs.create(section, wanted, properties, resolved.path)
         # its location and some of its properties are the catalog's choice
         table.check_writable(appends=section.mode == "append", copies=section.copies)
+    else:
+        check_tells_rows_apart(config, key, table, spark)
     if deletes_by_value(section) and (needs_global_deletes(plan) or table.needs_global_deletes()):
         table.prepare_global_deletes()
     return table, plan, key

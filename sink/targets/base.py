@@ -157,6 +157,10 @@ class TableState(ABC):
         """A property's value: one of the table's own, or (`rowdelta.…`) one in which a sink keeps its state."""
 
     @abstractmethod
+    def stored(self, part: str) -> Mapping[str, str]:
+        """What sinks have stored in properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
+
+    @abstractmethod
     def snapshot_id(self) -> int | None:
         """Id of the current state of the rows. None if the table has never had a row."""
 
@@ -595,10 +599,6 @@ class Target(TableState):
         :raises TableError: the table is gone, or the catalog refuses.
         :raises TemporaryError: the catalog doesn't answer, or others commit all the time.
         """
-
-    @abstractmethod
-    def stored(self, part: str) -> Mapping[str, str]:
-        """What sinks have stored in properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
 
     @abstractmethod
     def own_state(self, prefix: str) -> Mapping[str, str]:

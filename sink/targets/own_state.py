@@ -4,6 +4,8 @@ import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 
+from sink.errors import TableError
+
 if TYPE_CHECKING:
     from sink.config import Config, TableSection
     from sink.config.maintenance import ExpireSection, MaintenanceSection
@@ -23,6 +25,23 @@ OF_KEY = ("key", "accepted-keys")
 
 _CLOCK_SECONDS = 86400
 """Clocks of two machines differ by less, unless one of them is wrong."""
+
+
+def check_owner(config: "Config", section: "TableSection", table: "TableState") -> None:
+    """:raises TableError: another sink created or writes the table, and the configuration doesn't say that it may."""
+    creator = table.property(CREATED_BY)
+    writers = {prefix.removeprefix("rowdelta.") for prefix in table.stored("position")}
+    strangers = sorted((writers | ({creator} if creator else set())) - {config.sink.id, *section.shared_with})
+    if not strangers:
+        return
+    one = strangers[0]
+    topic = table.property(f"rowdelta.{one}.source")
+    raise TableError(
+        f"{section.target}: sink {one} {'writes' if one in writers else 'created'} this table"
+        f"{f', from topic {topic}' if topic else ''}. Sink {config.sink.id} would write over its rows. Name another "
+        f"target; or, if both are to write this table, or the sink's id was changed, write shared_with: [{one}] in the "
+        "table's entry."
+    )
 
 
 def property_prefix(config: "Config") -> str:

@@ -18,6 +18,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands.inspection import check
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run import keyindex
 from sink.run.keyindex import KeyIndex
@@ -327,7 +328,13 @@ def test_two_sinks_with_their_own_ids_share_a_table(job: Job, tmp_path: Path) ->
     )
     job.write(insert(1))
     other.write(insert(100))
+    job.table, other.table = {**job.table, "shared_with": []}, {**other.table, "shared_with": []}
     job.run()
+    with pytest.raises(TableError, match=r"sink shop writes this table\. Sink other .* write shared_with: \[shop\]"):
+        other.run()
+    with pytest.raises(TableError, match="sink shop writes this table"):
+        list(check(other.spark, other.config()))
+    del job.table["shared_with"], other.table["shared_with"]
     with before_commit(other.run):
         job.write(insert(2))
         job.run()

@@ -19,7 +19,7 @@ from urllib.parse import quote
 from sink.config import Config, PartitionField, TableSection
 from sink.config.local_paths import local_path
 from sink.errors import NeedsSparkError
-from sink.targets.iceberg.state import IcebergState, Snapshot, written_properties
+from sink.targets.iceberg.state import IcebergState, Snapshot, stored, written_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T
@@ -87,6 +87,9 @@ class MetadataTable(IcebergState):
 
     def property(self, name: str) -> str | None:
         return self._properties.get(name)
+
+    def stored(self, part: str) -> Mapping[str, str]:
+        return stored(self._properties, part)
 
     def snapshot_id(self) -> int | None:
         current = self._metadata.get("current-snapshot-id")

@@ -34,6 +34,12 @@ _OWN = "rowdelta."
 """Begins the names of the properties that the sink sets."""
 
 
+def stored(properties: Mapping[str, str], part: str) -> dict[str, str]:
+    """The values of properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
+    split = ((name.rpartition("."), value) for name, value in properties.items())
+    return {prefix: value for (prefix, _, last), value in split if last == part and prefix.startswith("rowdelta.")}
+
+
 def written_properties(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The properties by which the table is written, sorted: all but those that the sink sets."""
     return tuple(sorted((name, value) for name, value in properties.items() if not name.startswith(_OWN)))

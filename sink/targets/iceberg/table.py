@@ -49,7 +49,7 @@ from sink.targets.iceberg.history import IcebergHistory
 from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_removed, stored_at
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
-from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, written_properties
+from sink.targets.iceberg.state import IcebergState, Layout, Snapshot, stored, written_properties
 from sink.targets.iceberg.storage_access import OWN_CLIENTS, StorageAccess, check_storage
 from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -646,8 +646,7 @@ class IcebergTable(IcebergState, Target):
         return properties.get(name)
 
     def stored(self, part: str) -> Mapping[str, str]:
-        split = ((name.rpartition("."), value) for name, value in self._known_view().properties.items())
-        return {prefix: value for (prefix, _, last), value in split if last == part and prefix.startswith("rowdelta.")}
+        return stored(self._known_view().properties, part)
 
     def own_state(self, prefix: str) -> Mapping[str, str]:
         split = ((name.rpartition("."), value) for name, value in self._known_view().properties.items())
