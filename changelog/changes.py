@@ -42,12 +42,17 @@ class WireType:
     :param name: the logical type: `org.apache.kafka.connect.data.Decimal`, `io.debezium.time.MicroTimestamp`, …
     :param parameters: parameters of the logical type, such as `scale`.
     :param children: `element` of an array, `key` and `value` of a map, or the fields of a struct.
+    :param setting: the option of the format that says all this in place of a schema. Empty if a schema says it.
+    :param doubtful: nobody has set the option, or it leaves the unit open. Then a value that has a meaning by another
+        setting too doesn't fit.
     """
 
     kind: str = ""
     name: str | None = None
     parameters: Mapping[str, str] = field(default_factory=dict)
     children: Mapping[str, "WireType"] = field(default_factory=dict)
+    setting: str = ""
+    doubtful: bool = False
 
 
 @dataclass(frozen=True)

@@ -30,12 +30,14 @@ from changelog.paths import at_path, with_path
 from changelog.row_images import first
 from changelog.rows import BadRecord
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import json_candidates, logical, spark_type
+from changelog.values import json_candidates, logical, readings, spark_type
 
 _BEFORE = '{"before":'
 _CUTS = (',"after":', ',"source":{"version":')
 """The texts at which an event is cut into three parts: `before`, `after`, and the rest."""
 _DECIMAL = "org.apache.kafka.connect.data.Decimal"
+_MILLISECONDS = "milliseconds"
+"""Name of an option: fields whose integers are timestamps in milliseconds, whatever the unit of the others is."""
 _SOURCE_TIME = ("source.ts_us", "source.ts_ms", "ts_ms")
 _READERS = 64
 """So many schemas are remembered. A topic has a new schema after each change of its table's columns."""
@@ -51,8 +53,10 @@ class DebeziumJson:
     STATES_KEY = True
     MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
-        "decimal.handling.mode": ("precise", "string", "double"),
-        "time.precision.mode": ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
+        readings.DECIMALS: ("precise", "string", "double"),
+        readings.TIME_UNITS: ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
+        readings.BINARIES: ("bytes", "base64", "base64-url-safe", "hex"),
+        _MILLISECONDS: (),
         debezium.FLATTENED: ("false", "true"),
         "add.fields.prefix": (),
         debezium.TOMBSTONES: ("delete", "ignore"),
@@ -63,6 +67,9 @@ class DebeziumJson:
         debezium.placeholder(spec)  # raises at once if the option is malformed
         self._spec = spec
         self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
+        in_millis = spec.options.get(_MILLISECONDS, ())
+        for name in (in_millis,) if isinstance(in_millis, str) else in_millis:
+            self._implied[name] = WireType("int64", "io.debezium.time.Timestamp", setting=readings.TIME_UNITS)
         self._flattened = debezium.is_flattened(spec)
         self._keys = KeyReader(spec, self._implied)
         self._message_keys = MessageKeys()
@@ -348,27 +355,35 @@ def _row_types(schema: Any) -> Fields:
 
 def _implied(dtype: T.DataType, is_uuid: bool, options: Mapping[str, Any]) -> WireType:
     """How messages without a schema spell a column, by the connector's settings."""
-    chosen = {name: options.get(name, values[0]) for name, values in DebeziumJson.OPTIONS.items() if values}
-    times = chosen["time.precision.mode"]
     if isinstance(dtype, T.ArrayType):
         return WireType("array", children={"element": _implied(dtype.elementType, False, options)})
     if isinstance(dtype, T.MapType):
         return WireType("map", children={"key": WireType("string"), "value": _implied(dtype.valueType, False, options)})
     if isinstance(dtype, T.StructType):
         return WireType("struct", children={f.name: _implied(f.dataType, False, options) for f in dtype.fields})
-    if isinstance(dtype, T.DecimalType) and chosen["decimal.handling.mode"] == "precise":
-        return WireType("bytes", _DECIMAL, {"scale": str(dtype.scale)})
-    if times == "isostring" and isinstance(dtype, T.DateType | T.TimestampType | T.TimestampNTZType):
-        return WireType("string", logical.ISO_DATE if isinstance(dtype, T.DateType) else logical.ISO_TIMESTAMP)
-    if isinstance(dtype, T.DateType):
-        return WireType("int32", "io.debezium.time.Date")
-    if isinstance(dtype, T.TimestampType | T.TimestampNTZType):
-        if times == "connect":
-            return WireType("int64", "org.apache.kafka.connect.data.Timestamp")
-        return WireType("int64", "io.debezium.time.MicroTimestamp")
+    if isinstance(dtype, T.DecimalType):
+        mode = options.get(readings.DECIMALS)
+        if mode in (None, "precise"):
+            return WireType("bytes", _DECIMAL, {"scale": str(dtype.scale)}, {}, readings.DECIMALS, mode is None)
+        return WireType(setting=readings.DECIMALS)
+    if isinstance(dtype, T.DateType | T.TimestampType | T.TimestampNTZType):
+        return _implied_time(dtype, str(options.get(readings.TIME_UNITS, "adaptive")))
     if isinstance(dtype, T.BinaryType) and not is_uuid:
-        return WireType("bytes")
+        mode = options.get(readings.BINARIES)
+        name = mode if mode in (readings.HEX, readings.BASE64_URL) else None
+        return WireType("bytes", name, setting=readings.BINARIES, doubtful=mode is None)
     return WireType()
+
+
+def _implied_time(dtype: T.DataType, mode: str) -> WireType:
+    is_date = isinstance(dtype, T.DateType)
+    if mode == "isostring":
+        return WireType("string", logical.ISO_DATE if is_date else logical.ISO_TIMESTAMP, setting=readings.TIME_UNITS)
+    if is_date:
+        return WireType("int32", "io.debezium.time.Date", setting=readings.TIME_UNITS)
+    name = "org.apache.kafka.connect.data.Timestamp" if mode == "connect" else "io.debezium.time.MicroTimestamp"
+    # in both adaptive modes the unit depends on the column's precision in the source, which nothing says here
+    return WireType("int64", name, setting=readings.TIME_UNITS, doubtful=mode.startswith("adaptive"))
 
 
 def _type_at(types: Fields, path: str) -> WireType:

@@ -50,7 +50,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
-from changelog.values import convert, logical, spark_type
+from changelog.values import convert, logical, readings, spark_type
 from changelog.values.encoded import MAYBE_BASE64
 from changelog.values.nested import has_more, is_nested, more
 
@@ -383,7 +383,7 @@ class _TaskDecoder:
         if misfit is not None and pc.any(misfit).as_py():
             assert wire is not None
             shown = wire.values.filter(misfit)
-            bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, self._misfits(column, shown))
+            bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, self._misfits(column, wire.type, shown))
             self._observe_width(column, wire, misfit)
         why = "null or missing"
         if column.name in self._spec.empty_is_null:
@@ -411,19 +411,17 @@ class _TaskDecoder:
             bad.add(changes.record.filter(missing), BadRecord.TYPE_MISMATCH, reason)
         return array
 
-    def _misfits(self, column: ColumnSpec, values: pa.Array) -> list[str]:
+    def _misfits(self, column: ColumnSpec, wire: WireType, values: pa.Array) -> list[str]:
         dtype = "uuid" if column.is_uuid else column.type.simpleString()
         dtype = dtype if column.width is None else f"{dtype} of {column.width} bytes"
         target = self._targets[column.name]
         looked_into = self._evolves and is_nested(target)
 
         def misfit(value: Any) -> str:
-            field = more(value, target) if looked_into else ""
-            return (
-                f"has a field {field!r} which the table's column lacks"
-                if field
-                else f"'{_shown(value)}' does not fit {dtype}"
-            )
+            if field := more(value, target) if looked_into else "":
+                return f"has a field {field!r} which the table's column lacks"
+            contradiction = readings.contradiction(wire, value, column.field)
+            return contradiction or f"'{_shown(value)}' does not fit {dtype}"
 
         return [f"column {column.name}: {misfit(value)}" for value in values.to_pylist()]
 

@@ -24,7 +24,6 @@ timestamps without a zone; the decoder ignores this Z. See "Using Apache Kafka a
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 
-import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
@@ -48,6 +47,7 @@ from changelog.row_images import (
 )
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values.encoded import from_hex
 
 OPERATIONS = Operations(
     "metadata.operation",
@@ -118,22 +118,6 @@ def _spell(column: ColumnSpec, values: pa.Array) -> Spelled:
     if isinstance(column.type, T.TimestampNTZType):
         return Wire(pc.replace_substring_regex(values, "Z$", "")), None, ""
     if is_binary(column):
-        decoded, misfits = unhexed(values)
-        return Wire(decoded, WireType("bytes")), misfits, "is not hexadecimal"
+        decoded = from_hex(pc.replace_substring_regex(values, "^0[xX]", ""))
+        return Wire(decoded, WireType("bytes")), pc.and_not(values.is_valid(), decoded.is_valid()), "is not hexadecimal"
     return Wire(values), None, ""
-
-
-def unhexed(texts: pa.Array) -> tuple[pa.Array, pa.Array]:
-    """Bytes from hexadecimal texts, and a mask of the texts that aren't hexadecimal (null in the result)."""
-    digits = pc.replace_substring_regex(texts, "^0[xX]", "")
-    fits = pc.fill_null(pc.match_substring_regex(digits, "^(?:[0-9A-Fa-f]{2})*$"), False)
-    misfits = pc.and_not(texts.is_valid(), fits)
-    digits = pc.if_else(fits, digits, "")
-    whole = pc.binary_join(pa.ListArray.from_arrays([0, len(digits)], digits), "")
-    codes = np.frombuffer(whole[0].as_buffer(), np.uint8)
-    nibbles = (codes & 0x0F) + np.where(codes >= 0x41, 9, 0).astype(np.uint8)
-    octets = nibbles[0::2] << 4 | nibbles[1::2]
-    ends = np.cumsum(pc.binary_length(digits).to_numpy() // 2)
-    offsets = np.concatenate([[0], ends]).astype(np.int32)
-    result = pa.Array.from_buffers(pa.binary(), len(texts), [None, pa.py_buffer(offsets), pa.py_buffer(octets)])
-    return pc.if_else(fits, result, pa.scalar(None, pa.binary())), misfits

@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import Wire, WireType
-from changelog.values import decimals, encoded, logical, nested, numerals, times
+from changelog.values import decimals, encoded, logical, nested, numerals, readings, times
 from changelog.values.arrays import merged, only, present
 
 
@@ -89,7 +89,13 @@ def _bytes(values: pa.Array, wire: WireType) -> pa.Array:
         return values if pa.types.is_binary(dtype) else values.cast(pa.binary())
     if not pa.types.is_string(dtype):
         return pa.nulls(len(values), pa.binary())
+    if wire.name == readings.HEX:
+        return encoded.from_hex(values)
+    if wire.name == readings.BASE64_URL:
+        values = pc.replace_substring(pc.replace_substring(values, "-", "+"), "_", "/")
     result = encoded.from_base64(values)
+    if wire.doubtful:
+        result = only(result, pc.invert(readings.are_hex(values)))
     if result.null_count > values.null_count and (not wire.name or wire.name in logical.GEOMETRIES):
         return merged([result, encoded.geometry(only(values, result.is_null()))], pa.binary(), len(values))
     return result
@@ -114,7 +120,8 @@ def _decimals(values: pa.Array, wire: WireType, target: pa.Decimal128Type) -> pa
     if _is_encoded_decimal(values, wire):
         if wire.name == logical.VARIABLE_SCALE_DECIMAL or pa.types.is_struct(dtype):
             return decimals.variable(values, target)
-        return decimals.from_bytes(values, decimals.scale_of(wire), target)
+        result = decimals.from_bytes(values, decimals.scale_of(wire), target)
+        return readings.without_numbers(values, result) if wire.doubtful else result
     if numerals.is_text(dtype):
         return decimals.from_text(values, target)
     if pa.types.is_decimal(dtype):

@@ -83,6 +83,22 @@ def looks_like_base64(texts: pa.Array) -> bool:
     return bool(from_base64(texts).null_count == 0)
 
 
+def from_hex(values: pa.Array) -> pa.Array:
+    """Hexadecimal strings as binary. Null where a string isn't hexadecimal."""
+    text, offsets = pieces(values)
+    lengths = np.diff(offsets)
+    if (lengths % 2).any():
+        return from_hex(only(values, lengths % 2 == 0))
+    digits = _HEX[text].reshape(-1, 2)
+    wrong = (digits == _BAD).any(axis=1)
+    if wrong.any():
+        valid = present(values).copy()
+        valid[np.searchsorted(offsets, np.flatnonzero(wrong) * 2, side="right") - 1] = False
+        return from_hex(only(values, valid))
+    octets = (digits[:, 0] << 4 | digits[:, 1]).astype(np.uint8)
+    return binary(octets, lengths // 2, present(values))
+
+
 def to_base64(values: pa.Array) -> pa.Array:
     """Binary values as base64 strings."""
     texts = [None if v is None else base64.b64encode(v).decode("ascii") for v in values.to_pylist()]

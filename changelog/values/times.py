@@ -4,7 +4,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import WireType
-from changelog.values import logical
+from changelog.values import logical, readings
 from changelog.values.arrays import only
 from changelog.values.decimals import split
 from changelog.values.numerals import to_integers
@@ -70,6 +70,8 @@ def to_timestamps(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.A
         limits = pc.min_max(numbers).as_py()
         if limits["max"] is not None and (limits["max"] >= _NUMBERS[0] or limits["min"] <= _NUMBERS[1]):
             numbers = only(numbers, pc.and_(pc.less(numbers, _NUMBERS[0]), pc.greater(numbers, _NUMBERS[1])))
+        if wire.setting:
+            numbers = readings.plausible(numbers, wire)
         return _rescaled(numbers, logical.TIMESTAMPS[name], 10**6).view(target)
     if name in logical.DATES:
         days = to_dates(values, wire).cast(pa.int32()).cast(pa.int64())
