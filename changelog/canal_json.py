@@ -93,7 +93,7 @@ class CanalJson:
             "sql": TEXT,
             "pkNames": NAMES,
             "data": ListOf(self._images.whole()),
-            "old": ListOf(self._images.kept()),
+            "old": ListOf(self._images.before()),
             "_tidb": Object({"onlyHandleKey": Leaf((pa.bool_(),)), "claimCheckLocation": TEXT}),
         }
         self._reader = JsonReader(self._images.message(fields))

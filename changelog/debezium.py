@@ -184,9 +184,50 @@ class Events:
     order: Sequence[Wire] = ()
     metadata: Mapping[str, pa.Array] | None = None
 
+    def taken(self, rows: pa.Array) -> "Events":
+        """The events with these row numbers (int64)."""
 
-def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]:
-    """The changes that `events` make to the table's rows."""
+        def images(side: Images) -> Images:
+            return Images(side.present.take(rows), {name: taken(wire) for name, wire in side.fields.items()})
+
+        def taken(wire: Wire) -> Wire:
+            return Wire(wire.values.take(rows), wire.type)
+
+        return Events(
+            record=self.record.take(rows),
+            op=self.op.take(rows),
+            before=images(self.before),
+            after=images(self.after),
+            order=[taken(wire) for wire in self.order],
+            metadata={name: values.take(rows) for name, values in (self.metadata or {}).items()},
+        )
+
+
+Befores = Callable[[pa.Array], Iterator[tuple[pa.Array, Images]]]
+"""Gives the rows before some events with all columns, in several parts.
+
+Takes row numbers of the events (int64). Each part has places in them (int64), and their images. Images that can't be
+read are left out.
+"""
+
+
+def own_befores(events: Events) -> Befores:
+    """For events that have all columns in their rows before."""
+
+    def befores(rows: pa.Array) -> Iterator[tuple[pa.Array, Images]]:
+        yield pa.array(np.arange(len(rows))), events.taken(rows).before
+
+    return befores
+
+
+def changes(
+    spec: ChangelogSpec, events: Events, befores: Befores | None = None, records: pa.RecordBatch | None = None
+) -> Iterator[Changes | Rejected]:
+    """The changes that `events` make to the table's rows.
+
+    :param befores: reads the images of removed rows that may have gone to another key (`changelog.moves`).
+    :param records: the raw records of the events. They must be given with `befores`.
+    """
     op = events.op
     inserts = _is(op, "r", "c")
     updates = _is(op, "u")
@@ -208,8 +249,7 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
     unavailable = placeholder(spec)
     replaced = pc.and_(updates, events.before.present)
     may_lack = None
-    if spec.keeps_unavailable or not spec.trust_before:
-        key_changed = pc.and_(replaced, _key_changed(spec, events))
+    key_changed = pc.and_(replaced, _key_changed(spec, events))
     if spec.keeps_unavailable:
         may_lack = _MayLack(pc.and_not(updates, key_changed), inserts, frozenset(spec.key_fields))
     yield from _changes(events, sets, events.after, kinds, columns, 1, unavailable, may_lack)
@@ -217,9 +257,39 @@ def changes(spec: ChangelogSpec, events: Events) -> Iterator[Changes | Rejected]
     if not spec.trust_before:
         replaced = key_changed
     kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
-    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, unavailable)
     removed = pc.and_(deletes, events.before.present)
+    if befores is not None and records is not None:
+        moving = np.flatnonzero(key_changed)
+        deleted = np.flatnonzero(removed)
+        if len(deleted):
+            deleted = deleted[_before_another(records, events.record.to_numpy()[deleted])]
+            moving = np.union1d(moving, deleted)
+        done = np.zeros(len(op), np.bool_)
+        for places, images in befores(pa.array(moving)) if len(moving) else ():
+            rows = moving[places.to_numpy()]
+            done[rows] = images.present.to_numpy(zero_copy_only=False)
+            yield from _moving(events.taken(pa.array(rows)), images, columns, kept, unavailable)
+        if len(moving):
+            replaced, removed = (pc.and_not(flags, pa.array(done)) for flags in (replaced, removed))
+    yield from _changes(events, replaced, events.before, int(RowKind.UPDATE_BEFORE), kept, 0, unavailable)
     yield from _changes(events, removed, events.before, int(RowKind.DELETE), kept, 1, unavailable)
+
+
+def _moving(
+    events: Events, images: Images, columns: Sequence[str], kept: Sequence[str], sought: _Placeholder
+) -> Iterator[Changes | Rejected]:
+    """Removals with all columns. Only the columns `kept` must have values.
+
+    :param images: the events' rows before.
+    """
+    fields = dict(images.fields)
+    for name, wire in fields.items():
+        unavailable = sought.among(wire.values) if name not in kept else None
+        if unavailable is not None:
+            fields[name] = Wire(pc.if_else(unavailable, pa.scalar(None, wire.values.type), wire.values), wire.type)
+    for operation, kind, place in (("u", RowKind.UPDATE_BEFORE, 0), ("d", RowKind.DELETE, 1)):
+        mask = pc.and_(_is(events.op, operation), images.present)
+        yield from _changes(events, mask, Images(images.present, fields), int(kind), columns, place, sought)
 
 
 def deleted(changes: Changes) -> npt.NDArray[np.int64]:
@@ -231,6 +301,24 @@ def deleted(changes: Changes) -> npt.NDArray[np.int64]:
 def is_flattened(spec: ChangelogSpec) -> bool:
     """Whether messages are rows that the transform `ExtractNewRecordState` made of events."""
     return spec.options.get(FLATTENED) == "true"
+
+
+def _before_another(records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each delete may be followed by a change of another key: it is the last record of the batch, or the next
+    record that isn't its tombstone has a row.
+
+    :param records: raw records (`RAW_SCHEMA`).
+    :param rows: row numbers of the deletes.
+    """
+    values = records.column("value")
+    empty = np.append(values.is_null().to_numpy(zero_copy_only=False), [False, False])
+    after = rows + 1
+    after += empty[after]
+    followed: npt.NDArray[np.bool_] = ~empty[after]
+    within = after < len(values)
+    texts = values.take(pa.array(after[within]))
+    followed[within] &= ~np.asarray(pc.fill_null(pc.match_substring_regex(texts, r'"op"\s*:\s*"d"'), False))
+    return followed
 
 
 def ignores_tombstones(spec: ChangelogSpec) -> bool:

@@ -27,7 +27,7 @@ from changelog.avro_body import Want
 from changelog.avro_records import AvroReader, Path, Read, RefusedError
 from changelog.avro_schema import Node
 from changelog.changes import Changes, MessageKey, Rejected, Wire
-from changelog.debezium import Events, Images
+from changelog.debezium import Befores, Events, Images
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys, Rows
 from changelog.rows import BadRecord
@@ -66,21 +66,22 @@ class DebeziumAvro:
         self._added = debezium.added_fields(spec, self._prefix)
         self._flattened = debezium.is_flattened(spec)
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
+        self._befores = AvroReader(schemas, self._before_plan)
         self._keys = KeyReader(spec, schemas=schemas)
         self._message_keys = MessageKeys(schemas)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
-        values, keys = records.column("value"), records.column("key")
+        values = records.column("value")
         deletes = list[Rows]()
         for found in self._messages.read(values):
             if isinstance(found, Rejected):
                 yield found
             elif self._flattened:
-                yield from self._rows(found)
+                yield from self._rows(found, records)
             else:
-                for change in self._events(found, keys):
+                for change in self._events(found, records):
                     if values.null_count and isinstance(change, Changes):
                         deletes.append(debezium.deleted(change))
                     yield change
@@ -102,7 +103,10 @@ class DebeziumAvro:
         sides = (side for side in ("before", "after") if side in schema.value.fields)
         return {side: {} for side in sides if schema.value.fields[side].value.kind == "record"} | want
 
-    def _events(self, found: Read, keys: pa.Array) -> Iterator[Changes | Rejected]:
+    def _before_plan(self, schema: Node) -> Want:
+        return avro_records.wanted(schema, [("before", field) for field in self._columns])
+
+    def _events(self, found: Read, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
         op = found.wire(("op",))
         assert op is not None
         metadata = {"_op": op.values} if "_op" in self._spec.metadata else {}
@@ -113,9 +117,17 @@ class DebeziumAvro:
         row = found.schema.value.fields.get("after")
         unknown = avro_records.unknown(row, self._columns) if row is not None else {}
         missing = avro_records.missing(row, self._columns) if row is not None else ()
-        for part in self._with_keys(events, keys):
-            for change in debezium.changes(self._spec, part):
+        for part in self._with_keys(events, records.column("key")):
+            for change in debezium.changes(self._spec, part, self._whole_before(records, part), records):
                 yield replace(change, unknown=unknown, missing=missing) if isinstance(change, Changes) else change
+
+    def _whole_before(self, records: pa.RecordBatch, events: Events) -> Befores:
+        def befores(rows: pa.Array) -> Iterator[tuple[pa.Array, Images]]:
+            for found in self._befores.read(records.column("value").take(events.record.take(rows))):
+                if isinstance(found, Read):
+                    yield found.record, _images(found, "before")
+
+        return befores
 
     def _row_plan(self, schema: Node) -> Want:
         if schema.value.kind != "record":
@@ -129,7 +141,7 @@ class DebeziumAvro:
     def _row_times(self) -> list[Path]:
         return [(self._prefix + name,) for name in debezium.ADDED_TIMES] if "_ts" in self._spec.metadata else []
 
-    def _rows(self, found: Read) -> Iterator[Changes | Rejected]:
+    def _rows(self, found: Read, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
         count = len(found.record)
         deleted = pc.equal(_text(found.array((self._prefix + "deleted",)), count), "true")
         said = pc.coalesce(_text(found.array((self._prefix + "op",)), count), "u")
@@ -145,7 +157,8 @@ class DebeziumAvro:
         new = avro_records.unknown(found.schema, self._columns)
         new = {name: wire_type for name, wire_type in new.items() if not self._added(name)}
         missing = avro_records.missing(found.schema, self._columns)
-        for change in debezium.changes(self._spec, Events(found.record, op, before, after, order, metadata)):
+        events = Events(found.record, op, before, after, order, metadata)
+        for change in debezium.changes(self._spec, events, debezium.own_befores(events), records):
             yield replace(change, unknown=new, missing=missing) if isinstance(change, Changes) else change
 
     def _with_keys(self, events: Events, keys: pa.Array) -> Iterator[Events]:
@@ -154,14 +167,14 @@ class DebeziumAvro:
         if not pc.any(headless).as_py():
             yield events
             return
-        yield _taken(events, pa.array(np.flatnonzero(pc.fill_null(pc.invert(headless), True))))
-        removed = _taken(events, pa.array(np.flatnonzero(pc.fill_null(headless, False))))
+        yield events.taken(pa.array(np.flatnonzero(pc.fill_null(pc.invert(headless), True))))
+        removed = events.taken(pa.array(np.flatnonzero(pc.fill_null(headless, False))))
         for keyed in self._keys.read(keys.take(removed.record)):
             if isinstance(keyed, Rejected):
-                yield _taken(removed, keyed.record)  # without a row
+                yield removed.taken(keyed.record)  # without a row
             else:
                 rows, key = keyed
-                yield replace(_taken(removed, rows), before=Images(pa.repeat(True, len(rows)), key))
+                yield replace(removed.taken(rows), before=Images(pa.repeat(True, len(rows)), key))
 
 
 def _images(found: Read, side: str) -> Images:
@@ -170,23 +183,6 @@ def _images(found: Read, side: str) -> Images:
         return Images(pa.repeat(False, len(found.record)), {})
     wires = {name: found.wire((side, name)) for name in image.type.names}
     return Images(image.is_valid(), {name: wire for name, wire in wires.items() if wire is not None})
-
-
-def _taken(events: Events, rows: pa.Array) -> Events:
-    def images(side: Images) -> Images:
-        return Images(side.present.take(rows), {name: _wire(wire) for name, wire in side.fields.items()})
-
-    def _wire(wire: Wire) -> Wire:
-        return Wire(wire.values.take(rows), wire.type)
-
-    return Events(
-        record=events.record.take(rows),
-        op=events.op.take(rows),
-        before=images(events.before),
-        after=images(events.after),
-        order=[_wire(wire) for wire in events.order],
-        metadata={name: values.take(rows) for name, values in (events.metadata or {}).items()},
-    )
 
 
 def _places(path: Path) -> list[Path]:

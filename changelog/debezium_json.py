@@ -137,6 +137,7 @@ class _EventReader:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
         images = {"before": Object(before), "after": Object(after, watched)}
         self._reader = JsonReader(Object(shape | images))
+        self._befores = JsonReader(Object({"before": Object({c.field: _leaf(c, self._types) for c in spec.columns})}))
         self._parts: tuple[JsonReader, ...] = ()
         if watched:
             # each reader also looks for the fields of the other parts, to notice an event that was cut wrongly
@@ -155,7 +156,7 @@ class _EventReader:
             if isinstance(found, Rejected):
                 yield Rejected(record, found.error_class, found.reason)
             else:
-                yield from self._events(records, record, found)
+                yield from self._events(records, record, found, texts.take(found.record))
 
     def _in_parts(self, texts: pa.Array) -> Parsed | None:
         """Read events in three parts, if all events look exactly as Debezium writes them; else return None. The result
@@ -189,7 +190,9 @@ class _EventReader:
         record = pa.array(np.arange(len(texts)))
         return Parsed(record, pa.StructArray.from_arrays(list(read.values()), list(read)), unknown)
 
-    def _events(self, records: pa.RecordBatch, record: pa.Array, found: Parsed) -> Iterator[Changes | Rejected]:
+    def _events(
+        self, records: pa.RecordBatch, record: pa.Array, found: Parsed, texts: pa.Array
+    ) -> Iterator[Changes | Rejected]:
         values = found.values
         op = values.field("op")
         op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
@@ -217,9 +220,17 @@ class _EventReader:
             )
         if not rest.all():
             others = pa.array(rest)
-            yield from self._events(records, record.filter(others), replace(found, values=values.filter(others)))
+            rest_found = replace(found, values=values.filter(others))
+            yield from self._events(records, record.filter(others), rest_found, texts.filter(others))
             return
-        for change in debezium.changes(self._spec, debezium.Events(record, op, before, after, order, metadata)):
+
+        def befores(rows: pa.Array) -> Iterator[tuple[pa.Array, debezium.Images]]:
+            for read in self._befores.read(texts.take(rows)):
+                if isinstance(read, Parsed):
+                    yield read.record, _images(read.values.field("before"), self._types)
+
+        events = debezium.Events(record, op, before, after, order, metadata)
+        for change in debezium.changes(self._spec, events, befores, records):
             yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
 
     def _places(self, name: str) -> list[tuple[str, WireType]]:
@@ -286,7 +297,8 @@ class _RowReader:
             unknown = self._unknown or {n: t for n, t in found.unknown.items() if not self._added(n)}
             # there is only one image: `before` for a delete, `after` for all other operations
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
-            for change in debezium.changes(self._spec, debezium.Events(record, op, before, images, order, metadata)):
+            found_events = debezium.Events(record, op, before, images, order, metadata)
+            for change in debezium.changes(self._spec, found_events, debezium.own_befores(found_events), records):
                 yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
 
 

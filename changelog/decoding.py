@@ -35,11 +35,13 @@ from changelog.changes import (
     WireType,
 )
 from changelog.message_keys import of_changes
+from changelog.moves import bared, with_moves
 from changelog.rows import (
     BAD,
     BAD_FIELDS,
     EMPTY_PARTITION,
     KIND,
+    MOVED,
     SNAPSHOT,
     TRUNCATE,
     UNAVAILABLE,
@@ -74,6 +76,7 @@ _MAX_SHOWN = 80
 _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 
 Mask = npt.NDArray[np.bool_]
+Ints = npt.NDArray[np.int64]
 Observed = Mapping[str, str]
 """What messages have and the table can't store: name of a field or column -> the Spark SQL type that it needs. An empty
 type means that the column must become optional. `MAYBE_BASE64` is a `string` whose texts look like base64. With
@@ -96,7 +99,7 @@ that states this key. For records of files both numbers are -1.
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
-    (only if `keeps_unavailable`), then the table's columns and the metadata columns.
+    (only if `keeps_unavailable`), moved (only if there is a key), then the table's columns and the metadata columns.
     """
     order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
     if spec.source_order:
@@ -106,6 +109,7 @@ def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.tells_snapshots else []
     fields += [pa.field(BAD, _BAD)]
     fields += [pa.field(UNAVAILABLE, pa.binary())] if spec.keeps_unavailable else []
+    fields += [pa.field(MOVED, pa.string())] if spec.key else []
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
     return pa.schema(fields)
@@ -222,6 +226,8 @@ class _TaskDecoder:
     def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
         bad = _Bad()
         parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
+        places: list[Ints] = []
+        has_images = False
         keys: list[MessageKey] = []
         keyless: list[Rejected] = []
         for found in self._format.changes(raw):
@@ -229,6 +235,7 @@ class _TaskDecoder:
                 keyless.append(found)
             if isinstance(found, Truncates) and not self._spec.truncate_refused:
                 parts.append((found.record.to_numpy(), self._truncate_columns(raw, found, bad)))
+                places.append(np.zeros(len(found.record), np.int64))
             elif isinstance(found, Rejected):
                 bad.add(found.record, found.error_class, _reasons(found))
             elif isinstance(found, MessageKey):
@@ -241,19 +248,39 @@ class _TaskDecoder:
                     self._observe_fields(found)
                 if self._spec.schema_changes == "fail":
                     self._observe_missing(raw, found)
+                has_images |= self._has_images(found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
+                place = found.place
+                places.append(np.full(len(found.record), place) if isinstance(place, int) else place.to_numpy())
         for key in of_changes(raw, keys, keyless):
             self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, key.record)})
         self._explain(raw, bad)
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
-        tables = []
+        tables, stays = [], list[Mask]()
         for records, columns in parts:
             table = pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
-            good = ~np.isin(records, rejected) if len(rejected) else None
-            tables.append(table if good is None or good.all() else table.filter(pa.array(good)))
+            good = ~np.isin(records, rejected) if len(rejected) else np.ones(len(records), np.bool_)
+            stays.append(good)
+            tables.append(table if good.all() else table.filter(pa.array(good)))
+        rows = pa.concat_tables(tables).combine_chunks() if tables else self._schema.empty_table()
+        if has_images:
+            good = np.concatenate(stays)
+            record = np.concatenate([records for records, _ in parts])
+            rows = self._with_moves(raw, rows, record[good], np.concatenate(places)[good])
         if bad.errors:
-            tables.append(self._bad_rows(raw, bad))
-        return pa.concat_tables(tables).combine_chunks() if tables else self._schema.empty_table()
+            rows = pa.concat_tables([rows, self._bad_rows(raw, bad)]).combine_chunks()
+        return rows
+
+    def _has_images(self, changes: Changes) -> bool:
+        """Whether a -U or a -D may come with other columns than the writers read."""
+        others = changes.fields.keys() - {c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals}
+        return bool(self._spec.key and others) and not sets_row(changes.kind.to_numpy()).all()
+
+    def _with_moves(self, raw: pa.RecordBatch, rows: pa.Table, record: Ints, place: Ints) -> pa.Table:
+        partition = raw.column("partition").fill_null(-1).to_numpy()
+        empty = raw.column("value").is_null().to_numpy(zero_copy_only=False)
+        told = np.zeros(len(raw), np.bool_)
+        return bared(with_moves(rows, self._spec, record, place, partition, empty, told), self._spec)
 
     def _explain(self, raw: pa.RecordBatch, bad: _Bad) -> None:
         """Add what the bad records are, if they are none of the format's messages."""
@@ -276,6 +303,8 @@ class _TaskDecoder:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
         if spec.keeps_unavailable:
             columns |= self._partial(raw, changes)
+        if spec.key:
+            columns[MOVED] = pa.nulls(count, pa.string())
         all_set = bool(sets.all())
         for column in spec.columns:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
@@ -362,7 +391,7 @@ class _TaskDecoder:
             bad.add(changes.record.filter(others), BadRecord.NOT_AN_INSERT, reasons)
 
     def _column(self, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad) -> pa.Array:
-        """The column's values in the table's type. Where `applies` is false, the value becomes null."""
+        """The column's values in the table's type. Where `applies` is false, a value that doesn't fit is null."""
         target = self._targets[column.name]
         wire = changes.fields.get(column.field)
         is_key = column.name in self._spec.key
@@ -377,9 +406,9 @@ class _TaskDecoder:
             if column.width is not None:
                 other = pc.fill_null(pc.not_equal(pc.binary_length(array), column.width), False)
                 misfit = other if misfit is None else pc.or_(misfit, other)
-        if applies is not None:
-            array = pc.if_else(pa.array(applies), array, pa.scalar(None, target))
-            misfit = None if misfit is None else pc.and_(misfit, pa.array(applies))
+        if applies is not None and misfit is not None:
+            array = pc.if_else(pc.and_not(misfit, pa.array(applies)), pa.scalar(None, target), array)
+            misfit = pc.and_(misfit, pa.array(applies))
         if misfit is not None and pc.any(misfit).as_py():
             assert wire is not None
             shown = wire.values.filter(misfit)

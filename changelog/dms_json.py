@@ -77,7 +77,7 @@ class DmsJson:
         )
         self._before = str(spec.options.get("before.image", "before-image"))
         metadata = Object({"operation": TEXT, "record-type": TEXT, "timestamp": TEXT})
-        fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.kept()}
+        fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.before()}
         self._reader = JsonReader(self._images.message(fields))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:

@@ -86,7 +86,7 @@ class MaxwellJson:
             "sql": TEXT,
             "primary_key_columns": NAMES,
             "data": self._images.whole(),
-            "old": self._images.kept(),
+            "old": self._images.before(),
         }
         self._reader = JsonReader(self._images.message(fields))
 

@@ -73,7 +73,7 @@ class OggJson:
             "op_type": TEXT,
             "op_ts": TEXT,
             "primary_keys": NAMES,
-            "before": self._images.kept(),
+            "before": self._images.before(),
             "after": self._images.whole(flags),
         }
         self._reader = JsonReader(self._images.message(fields))

@@ -182,9 +182,9 @@ class Images:
         fields = self._ordered({**(further or {}), **self._leaves})
         return Object(fields, watched=self._spec.schema_changes != "ignore")
 
-    def kept(self) -> Object:
-        """The shape of an image of which only the columns for -U and -D are read."""
-        return Object(self._ordered({name: self._leaves[name] for name in self._kept}))
+    def before(self) -> Object:
+        """The shape of an image of a row before its change."""
+        return Object(self._ordered(self._leaves))
 
     @property
     def may_be_partial(self) -> bool:
@@ -241,13 +241,20 @@ class Images:
 
         replaced = pc.and_(updates, pc.and_(rows.after.is_valid(), rows.before.is_valid()))
         if pc.any(replaced).as_py():
-            before = self._replaced(rows)
-            if not self._spec.trust_before:
-                replaced = pc.and_(replaced, self._key_changed(before, after))
-            yield from self._changes(rows, replaced, before, int(RowKind.UPDATE_BEFORE), 0)
+            before = self._replaced(rows, self._kept)
+            moved = pc.and_(replaced, self._key_changed(before, after))
+            if self._spec.trust_before:
+                yield from self._changes(rows, pc.and_not(replaced, moved), before, int(RowKind.UPDATE_BEFORE), 0)
+            if pc.any(moved).as_py():
+                columns = {column.field: column for column in self._spec.columns}
+                yield from self._changes(rows, moved, self._replaced(rows, columns), int(RowKind.UPDATE_BEFORE), 0)
         deletes = pc.and_(deletes, rows.removed.is_valid())
-        removed = {name: at_field(rows.removed, name) for name in self._kept}
-        yield from self._changes(rows, deletes, removed, int(RowKind.DELETE), 1)
+        # one that comes before another key's row may be half of a key change (`changelog.moves`)
+        last = pc.and_(deletes, pa.array(np.append(sets.to_numpy(zero_copy_only=False)[1:], True)[: len(sets)]))
+        for mask, names in ((pc.and_not(deletes, last), self._kept), (last, after)):
+            if pc.any(mask).as_py():
+                removed = {name: at_field(rows.removed, name) for name in names}
+                yield from self._changes(rows, mask, removed, int(RowKind.DELETE), 1)
 
     def _without_partial(self, rows: Rows, lacks: "Lacks") -> Generator[Rejected, None, Rows]:
         """Reject the updates that lack columns, or note in `Rows.unavailable` which columns they lack, if the table's
@@ -289,10 +296,13 @@ class Images:
             changed = pc.or_(changed, differ(before[name], after[name]))
         return changed
 
-    def _replaced(self, rows: Rows) -> dict[str, pa.Array]:
-        """The old rows of updates, with the columns that a -U needs."""
+    def _replaced(self, rows: Rows, columns: Mapping[str, ColumnSpec]) -> dict[str, pa.Array]:
+        """The old rows of updates.
+
+        :param columns: those that are wanted, by their fields.
+        """
         found = {}
-        for name, column in self._kept.items():
+        for name, column in columns.items():
             old, new = at_field(rows.before, name), at_field(rows.after, name)
             if column.name in self._spec.key:
                 found[name] = first(old, new)  # a key is never null
@@ -322,7 +332,8 @@ class Images:
                 values = pc.if_else(unavailable[column.field], pa.scalar(None, values.type), values)
             wire, misfits, phrase = self._spell(column, values)
             fields[column.field] = wire
-            if misfits is not None and pc.any(misfits := pc.and_(mask, misfits)).as_py():
+            is_needed = not isinstance(kind, int) or column.field in self._kept
+            if is_needed and misfits is not None and pc.any(misfits := pc.and_(mask, misfits)).as_py():
                 reason = f"column {column.name}: {phrase}"
                 yield from rejected(rows.record, misfits, BadRecord.TYPE_MISMATCH, reason)
                 mask = pc.and_not(mask, misfits)

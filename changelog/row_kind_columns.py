@@ -1,7 +1,8 @@
 """Decodes rows that carry their kind from typed columns of Parquet files. `changelog.row_kind` does the same for JSON.
 
 This module handles the files that `changelog.row_kind_parquet` can't decode: Spark reads them, and Spark's expressions
-decode and check them. The checks and results are the same as in `changelog.decoding`.
+decode and check them. The checks and results are the same as in `changelog.decoding`, but that -U and -D have all their
+columns: `changelog.moves.marked` looks at them.
 """
 
 from collections.abc import Sequence
@@ -13,7 +14,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, BAD_FIELDS, EMPTY_PARTITION, KIND, PREFIX, BadRecord, RowKind, order_column
+from changelog.rows import BAD, BAD_FIELDS, EMPTY_PARTITION, KIND, MOVED, PREFIX, BadRecord, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 SOURCE = f"{PREFIX}source"
@@ -199,18 +200,13 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
     parts = {"source": source, "value": value}
     parts |= {name: F.col(f"{_ERROR}.{name}") for name in ("reason", "error_class")}
     fields = [parts.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
-    rows = [
-        _stored(column.name, spec).alias(column.name)
-        if column.name in spec.kept_by_removals
-        else F.when(_sets_row(kind), F.col(quoted(column.name))).alias(column.name)
-        for column in spec.columns
-    ]
     metadata = {"_op": F.col(_OP), "_source": source}
     result = [
         F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
         *(F.col(_order_value(i)).alias(order_column(i)) for i in range(len(spec.order_by))),
         F.when(F.col(_ERROR).isNotNull(), F.struct(*fields)).alias(BAD),
-        *rows,
+        *([F.lit(None).cast("string").alias(MOVED)] if spec.key else []),
+        *(_stored(column.name, spec).alias(column.name) for column in spec.columns),
         *(metadata.get(name, F.lit(None)).cast(_METADATA[name]).alias(name) for name in spec.metadata),
     ]
     error = F.coalesce(*checks, F.lit(None).cast("struct<reason:string,error_class:string>"))

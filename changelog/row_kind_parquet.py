@@ -8,14 +8,16 @@ It decodes only plain files: all columns have exactly the table's types, and all
 from collections.abc import Iterator
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.decoding import decoded_schema
+from changelog.moves import bared, with_moves
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, KIND, SNAPSHOT, RowKind, order_column, sets_row
+from changelog.rows import BAD, KIND, MOVED, SNAPSHOT, RowKind, order_column, sets_row
 from changelog.spec import ChangelogSpec
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -80,17 +82,12 @@ class PlainRows:
             raise NotPlainError("a row is not an insert")
         sets = pa.array(sets_row(kind.to_numpy(zero_copy_only=False)))
         schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
-        columns = {KIND: kind, BAD: pa.nulls(len(kind), schema.field(BAD).type)}
+        columns = {KIND: kind, MOVED: pa.nulls(len(kind), pa.string())}
+        columns[BAD] = pa.nulls(len(kind), schema.field(BAD).type)
         for i, (name, _) in enumerate(spec.order_by):
             columns[order_column(i)] = rows[name]
-        # In mode upsert few -U and -D rows reach the shuffle, since the -U of an update is left out before it. Setting
-        # the columns of all of them to null would take longer than it saves.
-        is_bared = spec.trust_before and not pc.all(sets).as_py()
         for column in spec.columns:
-            values = rows[column.field]
-            if is_bared and column.name not in spec.kept_by_removals:
-                values = pc.if_else(sets, values, pa.scalar(None, values.type))
-            columns[column.name] = values
+            columns[column.name] = rows[column.field]
         for name in spec.empty_is_null:
             if pc.any(pc.equal(pc.binary_length(columns[name]), 0)).as_py():
                 raise NotPlainError(f"column {name} has an empty text")
@@ -100,7 +97,15 @@ class PlainRows:
         for column in spec.columns:
             if column.required and pc.any(pc.and_(sets, columns[column.name].is_null())).as_py():
                 raise NotPlainError(f"column {column.name} is null")
-        return pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
+        if not spec.key or pc.all(sets).as_py():
+            return batch
+        number, zeros = np.arange(len(kind)), np.zeros(len(kind), np.int64)
+        marked = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, zeros != 0, zeros != 0)
+        # In mode upsert few -U and -D rows reach the shuffle, since the -U of an update is left out before it. Setting
+        # the columns of all of them to null would take longer than it saves.
+        marked = bared(marked, spec) if spec.trust_before else marked
+        return marked.combine_chunks().to_batches()[0]
 
 
 def _check_calendar(metadata: dict[bytes, bytes]) -> None:

@@ -10,11 +10,15 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
 | `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`  |
 | `_rowdelta_unavailable`| binary, optional    | the row is partial: which columns it lacks (`unavailable_bits`)      |
+| `_rowdelta_moved`      | string, optional    | a -U or -D of a row that went to another key (`changelog.moves`)     |
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
 
 A *partial* row is a +U without the values of some columns: the source didn't send them, since the update left them as
 they were. It is completed from the row that the table has. It has `_rowdelta_bad` too, for the case that the table has
 no such row: so whoever doesn't know partial rows takes it for a bad record, and nothing is lost or wrong.
+
+A -U or -D with `_rowdelta_moved` also has the row's other columns. It names the columns that tell which row it removes:
+it leaves a row alone that differs in one of them.
 """
 
 from collections.abc import Sequence
@@ -32,6 +36,7 @@ HASH = "_rowdelta_hash"
 SNAPSHOT = "_rowdelta_snapshot"
 BAD = "_rowdelta_bad"
 UNAVAILABLE = "_rowdelta_unavailable"
+MOVED = "_rowdelta_moved"
 
 BAD_FIELDS = {
     "source": "string",  # topic, or path of the change file

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KIND, ORDER, RowKind
+from changelog.rows import BAD, KIND, MOVED, ORDER, RowKind
 from deltawriters.collapse import Ints, collapse, dense_ids, settle, tied_rows
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
@@ -36,7 +36,8 @@ def combined(
     left_out: Callable[[dict[str, int]], None],
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The last change of each key in each buffer of changes, and all bad records.
+    """The last change of each key in each buffer of changes, and all bad records. Removals of rows that went to another
+    key stay too, and no other change is left out for their sake: they may leave the row in place that their key has.
 
     :param changes: changelog rows (`changelog.rows`) of one schema.
     :param key: names of the key columns.
@@ -83,10 +84,11 @@ def _last_changes(
     """Combine one buffer. This function empties `batches`, so that they don't stay in memory beside the result."""
     rows = pa.Table.from_batches(batches).combine_chunks()
     batches.clear()
-    good = rows
-    bad = rows.column(BAD).null_count < rows.num_rows
-    if bad:
-        good = rows.filter(rows.column(BAD).is_null())
+    good, others = rows, list[pa.Table]()
+    for name in (BAD, MOVED):
+        if name in rows.column_names and good.column(name).null_count < good.num_rows:
+            others.append(good.filter(pc.is_valid(good.column(name))))
+            good = good.filter(good.column(name).is_null())
     if not good.num_rows:
         return rows
     keys = [storage(good.column(name)) for name in key]
@@ -106,4 +108,4 @@ def _last_changes(
     counts = np.bincount(kinds[~stays], minlength=len(RowKind))
     left_out({kind.short: int(counts[kind]) for kind in RowKind if counts[kind]})
     last = good.filter(pa.array(stays))
-    return pa.concat_tables([last, rows.filter(pc.is_valid(rows.column(BAD)))]) if bad else last
+    return pa.concat_tables([last, *others])

@@ -15,7 +15,7 @@ together, by the same comparison. So changes may arrive in any order, and the ou
 flushes.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -25,7 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.amounts import amount
-from changelog.rows import BAD, HASH, KIND, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
+from changelog.rows import BAD, HASH, KIND, MOVED, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
 from deltawriters import partitioning
 from deltawriters.collapse import (
     Collapsed,
@@ -42,6 +42,7 @@ from deltawriters.content import ContentFile, FileContent
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
 from deltawriters.files import DataFiles, FileFactory, Locations
 from deltawriters.keyindex import IndexedFile, low_hash
+from deltawriters.moves import Settled, are_about_others, columns_known
 from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, Partials
 from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
@@ -102,6 +103,7 @@ class WriteResult:
     rows: dict[str, int] = field(default_factory=dict)
     index: IndexResult | None = None
     completed: Completed = field(default_factory=Completed)
+    moves: Settled = field(default_factory=Settled)
 
     def records(self, content: FileContent) -> int:
         """Number of rows in all files of kind `content`."""
@@ -113,7 +115,7 @@ class DeltaWriter:
 
     `write` takes record batches of changelog rows (`changelog.rows`), in any order, without bad records. If there is
     the column `_rowdelta_unavailable`, rows may be partial. The writer keeps them until it is closed, since any later
-    change may be one that they build on.
+    change may be one that they build on. For the same reason it keeps the removals of rows that went to another key.
 
     :param order: see `PartitionedWriter`, and for `lasting`.
     """
@@ -143,6 +145,8 @@ class DeltaWriter:
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
         self._partial: list[pa.RecordBatch] = []
+        self._moved: list[pa.RecordBatch] = []
+        self._earlier: pa.Table | None = None
         self._kind_counts = np.zeros(len(RowKind), np.int64)
         self._sources = list(table.source_columns)
         self._partitioned_by_key = set(self._sources) <= set(options.key)
@@ -160,12 +164,13 @@ class DeltaWriter:
         """
         kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
+        if MOVED in changes.schema.names:
+            changes, moved = _divided(changes, MOVED)
+            self._moved += moved
+            changes = changes.drop_columns([MOVED])
         if UNAVAILABLE in changes.schema.names:
-            partial = changes.column(UNAVAILABLE).is_valid()
-            if pc.any(partial).as_py():
-                is_all = pc.all(partial).as_py()
-                self._partial.append(changes if is_all else changes.filter(partial))
-                changes = changes.slice(0, 0) if is_all else changes.filter(pc.invert(partial))
+            changes, partial = _divided(changes, UNAVAILABLE)
+            self._partial += partial
             changes = changes.drop_columns([BAD, UNAVAILABLE])
         self._add(changes)
 
@@ -218,7 +223,13 @@ class DeltaWriter:
             of a TRUNCATE.
         :raises CorruptIndexError: a run of the index is damaged or missing.
         """
-        completed = self._complete(self._index) if self._partial else Completed()
+        completed, moves = Completed(), Settled()
+        while self._partial or self._moved:
+            partial, moved = self._first_kept()
+            if partial:
+                completed = completed.and_more(self._complete(partial, self._index))
+            if moved:
+                moves = moves.and_more(self._settle_moves(moved, self._index))
         self._flush(last=True)
         data_files = self._data.close()
         if self._superseded is not None:
@@ -230,7 +241,7 @@ class DeltaWriter:
         is_empty = self._options.table_is_empty or self._barrier is not None
         if self._index is None and not is_empty and len(self._map):
             files += self._key_deletes()
-        return WriteResult(files, rows, resolved, completed)
+        return WriteResult(files, rows, resolved, completed, moves)
 
     def abort(self) -> None:
         """Give up: close open files and delete everything written."""
@@ -293,8 +304,38 @@ class DeltaWriter:
             hash=hashes,
         )
 
-    def _complete(self, index: IndexTask | None) -> Completed:
-        """Make whole changes of the partial rows, and add them to the buffer.
+    def _first_kept(self) -> tuple[list[pa.RecordBatch], list[pa.RecordBatch]]:
+        """Take from the changes that the writer has kept: of each key either the partial rows that come before its
+        removals, or the removals that come before its partial rows. What comes after them builds on them.
+        """
+        partial, moved = self._partial, self._moved
+        self._partial, self._moved = [], []
+        if not partial or not moved:
+            return partial, moved
+        tables = [pa.Table.from_batches(part) for part in (partial, moved)]
+        names = [name for name in tables[0].column_names if name.startswith(ORDER)]
+        keys, orders, kinds = (
+            pa.concat_tables([table.select(part) for table in tables]).combine_chunks()
+            for part in (list(self._options.key), names, [KIND])
+        )
+        ids, count = dense_ids([storage(column) for column in keys.columns])
+        rank = ranked([storage(column) for column in orders.columns], storage(kinds.column(0)).to_numpy())
+        is_partial = np.arange(len(ids)) < len(tables[0])
+        first = np.full((2, count), np.iinfo(np.int64).max)
+        for number, chosen in enumerate((is_partial, ~is_partial)):
+            np.minimum.at(first[number], ids[chosen], rank[chosen])
+        # at an equal order value, a row is set before it is removed
+        now = np.where(is_partial, rank <= first[1][ids], rank < first[0][ids])
+        borders = (now[: len(tables[0])], now[len(tables[0]) :])
+        taken, rest = (
+            [table.filter(pa.array(flags ^ later)).to_batches() for table, flags in zip(tables, borders, strict=True)]
+            for later in (False, True)
+        )
+        self._partial, self._moved = rest
+        return taken[0], taken[1]
+
+    def _complete(self, kept: list[pa.RecordBatch], index: IndexTask | None) -> Completed:
+        """Make whole changes of partial rows, and add them to the buffer.
 
         Each takes the place of all changes of its key that came before it in the commit: these are dropped.
 
@@ -303,7 +344,7 @@ class DeltaWriter:
         assert index is not None, "only a key index finds the rows that complete partial rows"
         if self._barrier is not None:
             index = index.of_empty_table
-        standing = self._standing()
+        standing = self._standing(kept)
         partials, base, m = standing.partials, standing.base, len(self._map)
         in_buffer, in_table = np.flatnonzero(base >= m), np.flatnonzero(base == NOWHERE)
         in_map = np.flatnonzero((base >= 0) & (base < m))
@@ -338,37 +379,44 @@ class DeltaWriter:
         letters += self._complete_from(standing, chosen, located.files, file, pos)
         return Completed(len(chosen), [located.files[number].path for number in np.unique(file).tolist()], letters)
 
-    def _standing(self) -> "_Standing":
-        """Find out what the partial rows build on. They leave the writer, and so does what a TRUNCATE made void."""
-        partial, records = Partials.without_records(self._partial)
-        self._partial = []
-        names = [name for name in partial.column_names if name.startswith(ORDER)]
+    def _standing(self, kept: list[pa.RecordBatch]) -> "_Standing":
+        """Find out what partial rows build on. What a TRUNCATE made void leaves the writer."""
+        partial, records = Partials.without_records(kept)
         if self._barrier is not None:
             partial = self._since_truncate(partial)
-            if self._buffer:
-                self._buffer = self._since_truncate(pa.Table.from_batches(self._buffer)).to_batches()
+        found = self._last_changes(partial, np.full(len(partial), RowKind.UPDATE_AFTER, np.int8))
+        stays = np.flatnonzero((found.base[found.of] == NOWHERE) | found.is_after)
+        of_partial = found.of[stays]
+        partials = Partials.of(partial.take(pa.array(stays)), records, of_partial, found.rank[stays])
+        numbers = np.unique(of_partial)
+        return _Standing(partials, numbers, found.base[numbers], found.ids, found.kinds)
+
+    def _last_changes(self, rows: pa.Table, kinds: npt.NDArray[np.int8]) -> "_LastChanges":
+        """The last whole change of each key, in the map and the buffer, for rows that the writer has kept apart.
+
+        :param rows: n changes after the last TRUNCATE; `kinds` are theirs. What is before it leaves the buffer.
+        """
+        names = [name for name in rows.column_names if name.startswith(ORDER)]
+        if self._barrier is not None and self._buffer:
+            self._buffer = self._since_truncate(pa.Table.from_batches(self._buffer)).to_batches()
         key, known = list(self._options.key), self._map
-        keys, orders, kinds = known.keys, known.last_order, known.last_kinds
+        keys, orders, whole_kinds = known.keys, known.last_order, known.last_kinds
         base = np.arange(len(known))
         if self._buffer:
             changes = pa.Table.from_batches(self._buffer).combine_chunks()
             keys, orders = _concat(keys, changes.select(key)), _concat(orders, changes.select(names))
             more = storage(changes.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
-            kinds = np.concatenate([kinds, more])
-            base = self._collapse(keys, orders, kinds, changes).last
-        whole = len(kinds)
-        keys, orders = _concat(keys, partial.select(key)), _concat(orders, partial.select(names))
+            whole_kinds = np.concatenate([whole_kinds, more])
+            base = self._collapse(keys, orders, whole_kinds, changes).last
+        whole = len(whole_kinds)
+        keys, orders = _concat(keys, rows.select(key)), _concat(orders, rows.select(names))
         # keys are numbered by first appearance, so those of whole changes have the numbers that they have in `base`
         ids, count = dense_ids([storage(column) for column in keys.columns])
         base = np.concatenate([base, np.full(count - len(base), NOWHERE)])
-        kinds = np.concatenate([kinds, np.full(len(partial), RowKind.UPDATE_AFTER, np.int8)])
-        rank = ranked([storage(column) for column in orders.columns], kinds)
-        of_partial = ids[whole:]
-        stays = (base[of_partial] == NOWHERE) | (rank[whole:] >= rank[base[of_partial]])
-        of_partial = of_partial[stays]
-        partials = Partials.of(partial.filter(pa.array(stays)), records, of_partial, rank[whole:][stays])
-        numbers = np.unique(of_partial)
-        return _Standing(partials, numbers, base[numbers], ids[:whole], kinds[:whole])
+        rank = ranked([storage(column) for column in orders.columns], np.concatenate([whole_kinds, kinds]))
+        of = ids[whole:]
+        is_after = rank[whole:] >= rank[base[of]]
+        return _LastChanges(of, rank[whole:], is_after, base, ids[:whole], whole_kinds)
 
     def _since_truncate(self, changes: pa.Table) -> pa.Table:
         """The changes after the last TRUNCATE."""
@@ -437,6 +485,92 @@ class DeltaWriter:
             except UnreadableRowsError as error:
                 letters += partials.letters(keys[here[done:]], f"and {error}", BadRecord.UNAVAILABLE_VALUE)
         return letters
+
+    def _settle_moves(self, kept: list[pa.RecordBatch], index: IndexTask | None) -> Settled:
+        """Add the removals of moved rows to the buffer, but for those that are about other rows than their keys have.
+
+        :raises CorruptIndexError: a run of the index is damaged or missing.
+        """
+        moved = pa.Table.from_batches(kept).combine_chunks()
+        if self._barrier is not None:
+            moved = self._since_truncate(moved)
+            index = None  # the table has no rows
+        kinds = storage(moved.column(KIND)).to_numpy(zero_copy_only=False).astype(np.int8)
+        found = self._last_changes(moved, kinds)
+        base, m = found.base[found.of], len(self._map)
+        follows_row = (base != NOWHERE) & found.is_after
+        follows_row[follows_row] = sets_row(found.kinds[base[follows_row]])
+        in_buffer, in_map = (np.flatnonzero(follows_row & there) for there in (base >= m, base < m))
+        in_map = in_map[self._map.file[base[in_map]] != NOWHERE]
+        in_table = np.flatnonzero(base == NOWHERE) if index is not None else np.empty(0, np.int64)
+        others = np.zeros(len(moved), np.bool_)
+        columns = [name for name in columns_known(moved) if name in self._table.arrow_schema.names]
+
+        def compare(removals: Ints, rows: pa.Table) -> None:
+            others[removals] = are_about_others(moved.take(pa.array(removals)), rows)
+
+        if len(in_buffer):
+            buffered = pa.Table.from_batches(self._buffer).combine_chunks()
+            compare(in_buffer, buffered.take(pa.array(base[in_buffer] - m)))
+        if len(in_map) and columns:
+            self._data.close()  # so that the files can be read; the next rows go to other files
+            files = [indexed(self._files.path(n), self._files.partition(n)) for n in range(len(self._files))]
+            file, pos = self._map.file[base[in_map]], self._map.pos[base[in_map]]
+            self._read_present(files, file, pos, columns, lambda numbers, rows: compare(in_map[numbers], rows))
+        looked_at: list[str] = []
+        if len(in_table) and columns:
+            assert index is not None
+            asked = moved.take(pa.array(in_table))
+            high = storage(asked.column(HASH)).to_numpy().view(np.uint64)
+            low = low_hash(key_columns(self._table, asked.select(self._options.key)), index.slice.base)
+            located = index.slice.probe(high, low, index.first, index.last)
+            alone = np.bincount(located.query, minlength=len(in_table))[located.query] == 1
+            asking, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
+            looked_at = [located.files[number].path for number in np.unique(file).tolist()]
+            self._read_present(located.files, file, pos, columns, lambda numbers, rows: compare(asking[numbers], rows))
+        says_nothing = pc.equal(moved.column(MOVED), "").to_numpy()
+        untold = int(np.count_nonzero(follows_row & says_nothing))
+        moved = moved.drop_columns([name for name in (MOVED, BAD, UNAVAILABLE) if name in moved.column_names])
+        earlier = moved.filter(pa.array(others | ((base != NOWHERE) & ~found.is_after)))
+        self._earlier = earlier if self._earlier is None else pa.concat_tables([self._earlier, earlier])
+        self._add_all(moved.filter(pa.array(~others)))
+        return Settled(int(np.count_nonzero(others)), untold, looked_at)
+
+    def _read_present(
+        self,
+        files: Sequence[IndexedFile],
+        file: Ints,
+        pos: Ints,
+        columns: Sequence[str],
+        take: Callable[[Ints, pa.Table], None],
+    ) -> None:
+        """Read rows of data files. Those of a file that can't be read are left out.
+
+        :param file: for each row the number of the data file in `files`, and `pos` the position in it.
+        :param take: is called with numbers of the rows, and the rows.
+        """
+        for number, places in grouped(file):
+            here = places[np.argsort(pos[places], kind="stable")]
+            distinct, row_of = np.unique(pos[here], return_inverse=True)
+            try:
+                for part, rows in self._table.present_rows(files[number], distinct, columns):
+                    chosen = np.flatnonzero((row_of >= part.start) & (row_of < part.stop))
+                    take(here[chosen], rows.take(pa.array(row_of[chosen] - part.start)))
+            except UnreadableRowsError:
+                continue
+
+    def _with_earlier(self, keys: pa.Table, firsts: pa.Table, earlier: pa.Table) -> tuple[pa.Table, pa.Table]:
+        """Add removals to the first changes of keys that begin with an insert: earlier snapshots may have the row that
+        such a removal is about.
+
+        :param earlier: removals that aren't the last changes of their keys.
+        """
+        all_keys = _concat(keys, earlier.select(keys.column_names))
+        ids, _ = dense_ids([storage(column) for column in all_keys.columns])
+        inserts = np.append(storage(firsts.column(KIND)).to_numpy(zero_copy_only=False) == RowKind.INSERT, False)
+        of_earlier = np.minimum(ids[len(keys) :], len(keys))
+        chosen = np.concatenate([np.arange(len(keys)), len(keys) + np.flatnonzero(inserts[of_earlier])])
+        return _take(all_keys, chosen), _take(_concat(firsts, earlier.select(firsts.column_names)), chosen)
 
     def _add_all(self, changes: pa.Table) -> None:
         for batch in changes.to_batches():
@@ -510,9 +644,12 @@ class DeltaWriter:
         """Write deletes for all keys that earlier snapshots may have."""
         deletes = self._table.key_deletes(self._factory, self._options.key)
         assert self._map.keys is not None
-        for start, stop in _portions(self._map.keys, self._map.first):
-            first = None if self._map.first is None else self._map.first.slice(start, stop - start)
-            self._delete_keys(self._map.keys.slice(start, stop - start), first, deletes)
+        keys, firsts = self._map.keys, self._map.first
+        if self._earlier is not None and firsts is not None:
+            keys, firsts = self._with_earlier(keys, firsts, self._earlier)
+        for start, stop in _portions(keys, firsts):
+            first = None if firsts is None else firsts.slice(start, stop - start)
+            self._delete_keys(keys.slice(start, stop - start), first, deletes)
         return deletes.close()
 
     def _delete_keys(self, keys: pa.Table, first: pa.Table | None, deletes: KeyDeletes) -> None:
@@ -547,6 +684,27 @@ class DeltaWriter:
         for name in self._sources:
             known &= storage(first.column(name)).is_valid().to_numpy(zero_copy_only=False)
         return known
+
+
+@dataclass(frozen=True)
+class _LastChanges:
+    """What comes before n rows that the writer has kept apart. Whole changes are numbered: first those of the map, then
+    those of the buffer.
+
+    :param of: the number of each row's key.
+    :param rank: orders the rows.
+    :param is_after: whether each row comes after its key's last whole change, if there is one.
+    :param base: the last whole change of each key, or `NOWHERE`.
+    :param ids: the number of each whole change's key.
+    :param kinds: the kind of each whole change.
+    """
+
+    of: Ints
+    rank: Ints
+    is_after: npt.NDArray[np.bool_]
+    base: Ints
+    ids: Ints
+    kinds: npt.NDArray[np.int8]
 
 
 @dataclass(frozen=True)
@@ -611,6 +769,14 @@ class _KeyMap:
             hash=None if self.hash is None else self.hash[stays],
             content=None if self.content is None else self.content[stays],
         )
+
+
+def _divided(changes: pa.RecordBatch, name: str) -> tuple[pa.RecordBatch, list[pa.RecordBatch]]:
+    """The changes that have no value in a column, and the others, if there are any."""
+    flags = changes.column(name).is_valid()
+    if not pc.any(flags).as_py():
+        return changes, []
+    return changes.filter(pc.invert(flags)), [changes.filter(flags)]
 
 
 def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:

@@ -139,3 +139,6 @@ class Completed:
     rows: int = 0
     files: Sequence[str] = ()
     letters: Sequence[pa.StructArray] = ()
+
+    def and_more(self, other: "Completed") -> "Completed":
+        return Completed(self.rows + other.rows, [*self.files, *other.files], [*self.letters, *other.letters])

@@ -1,15 +1,18 @@
 """Decodes raw records of the source into changelog rows with a table's columns, by the configured format."""
 
 import functools
-from collections.abc import Callable
+from collections.abc import Callable, Iterable, Iterator
 
+import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, StatedKeys, spark_schema
+from changelog.moves import marked
 from changelog.row_kind_columns import columns_decoder, completed
 from changelog.row_kind_parquet import PlainRows
+from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.run.computed import compute
 from sink.run.plan import TablePlan
@@ -66,3 +69,13 @@ class RecordDecoder:
         assert self._in_python is not None
         names = [name for name in RAW_SCHEMA.names if name in records.columns]
         return in_arrow(records.select(*names), functools.partial(task.decode, self._in_python, step), schema)
+
+    def before(self, step: Step) -> Step:
+        """The step, with what it needs before it on the rows of `changes`."""
+        if self._by_spark is None or not self._plan.changelog.key:
+            return step
+        return functools.partial(_on_marked, self._plan.changelog, step)
+
+
+def _on_marked(spec: ChangelogSpec, step: Step, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    return step(marked(spec, changes))

@@ -223,7 +223,7 @@ class SparkWriter:
                 changes = self._without_kept(changes)
                 # bad records, and partial rows with them, come from other partitions: a task owns the keys of its own
                 changes = changes if shuffles else changes.coalesce(tasks)
-            made = in_arrow(changes, then, schema)
+            made = in_arrow(changes, self._decoder.before(then), schema)
         return exchanged(made, tasks, run) if shuffles else made
 
     def _steps(self, begun: Begun, tasks: int) -> tuple[Step, Step, Step]:

@@ -386,6 +386,7 @@ def _written(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) ->
         "files": [file.description for file in result.files],
         "rows": result.rows,
         "truncates": truncates,
+        "moves": {"left": result.moves.left, "untold": result.moves.untold},
         "bytes": sum(file.size_in_bytes for file in result.files),
         "records": {content.value: result.records(content) for content in FileContent},
         "contents": _contents(result.files),
@@ -617,7 +618,7 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
         "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")}
         | {"completed": result.completed.rows},
-        "completed_from": result.completed.files,
+        "completed_from": [*result.completed.files, *result.moves.files],
         "probe_seconds": found.probe_seconds,
     }
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]

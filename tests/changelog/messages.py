@@ -16,7 +16,8 @@ from pyspark.sql import types as T
 
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
-from changelog.rows import BAD, KIND, RowKind, order_column
+from changelog.moves import bared
+from changelog.rows import BAD, KIND, MOVED, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 SAMPLES = Path(__file__).parent / "samples"
@@ -133,7 +134,12 @@ def decode(
 
 
 def in_order(rows: pa.RecordBatch, table: ChangelogSpec, read: Mapping[str, pa.DataType]) -> list[Decoded]:
-    """Decoded rows by their place in the source."""
+    """Decoded rows by their place in the source. Removals are as the writers take them if they aren't about a row that
+    went to another key (`tests.changelog.test_moves`).
+    """
+    if MOVED in rows.schema.names:
+        unmarked = rows.set_column(rows.schema.get_field_index(MOVED), MOVED, pa.nulls(len(rows), pa.string()))
+        rows = bared(pa.Table.from_batches([unmarked]), table).combine_chunks().to_batches()[0] if len(rows) else rows
     names = [column.name for column in table.columns]
     order = order_column(len(table.order_by) + 1)
     values = {name: rows.column(name) for name in names}

@@ -43,7 +43,7 @@ def test_rows_and_bad_rows(spark: SparkSession) -> None:
     good = {r["id"]: (r[KIND], r["v"], r["u"]) for r in found if r[BAD] is None}
     assert good == {
         1: (RowKind.INSERT, "a", bytearray.fromhex(uuid.replace("-", ""))),
-        2: (RowKind.DELETE, None, None),
+        2: (RowKind.DELETE, "b", None),
     }
     bad = {json.loads(r[BAD]["value"])["v"]: f"{r[BAD]['error_class']}: {r[BAD]['reason']}" for r in found if r[BAD]}
     assert bad == {
@@ -89,5 +89,5 @@ def test_values_of_another_length_than_the_column_s(spark: SparkSession) -> None
     table = replace(table, columns=(table.columns[0], replace(table.columns[1], width=4)))
     rows = [("+I", 1, b"four", 1), ("+I", 2, b"three", 2), ("+I", 3, None, 3), ("-D", 4, b"x", 4)]
     found = columns_decoder(table)(records(spark, table, rows)).collect()
-    assert {r["id"]: r["b"] for r in found if r[BAD] is None} == {1: b"four", 3: None, 4: None}
+    assert {r["id"]: r["b"] for r in found if r[BAD] is None} == {1: b"four", 3: None, 4: b"x"}
     assert [r[BAD]["reason"] for r in found if r[BAD]] == ["column b does not fit binary of 4 bytes"]

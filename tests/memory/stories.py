@@ -27,11 +27,13 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from changelog.decoding import decoded_schema
-from changelog.rows import BAD, KIND, TRUNCATE, UNAVAILABLE, RowKind, order_column, unavailable_bits
-from changelog.spec import ChangelogSpec
+from changelog.moves import known_columns, with_moves
+from changelog.rows import BAD, KIND, MOVED, TRUNCATE, UNAVAILABLE, RowKind, order_column, unavailable_bits
+from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters import DeltaOptions, rewrite
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
@@ -84,9 +86,11 @@ SPOILS_INDEX = {
 class Operation:
     """What the source did to a key, and what its row became. `repeat` says the last message of the key again. `update`
     says only a part of the row, or of a row that the source never said as a whole. After a `truncate` no key has a row.
+    `shift keys` moves the rows of this and all higher keys up by one, and `swap keys` exchanges two. One statement does
+    it, and keys are checked at its end.
     """
 
-    verb: Literal["set", "delete", "change key", "repeat", "update", "truncate"]
+    verb: Literal["set", "delete", "change key", "shift keys", "swap keys", "repeat", "update", "truncate"]
     key: int
     value: int = 0
     other: int = 0
@@ -137,7 +141,7 @@ class Story:
         random = Random(seed)
         mode = random.choice(("upsert", "changelog"))
         verbs = ["set", "set", "set", "delete", "change key"] + ["repeat", "update", "update"] * (mode == "upsert")
-        verbs = verbs * 2 + ["truncate"] * random.choice((0, 1))
+        verbs = verbs * 2 + ["truncate"] * random.choice((0, 1)) + ["shift keys", "swap keys"] * random.choice((0, 1))
         operations = tuple(
             Operation(random.choice(verbs), random.randrange(KEYS), random.randrange(9), random.randrange(KEYS))  # type: ignore[arg-type]
             for _ in range(random.randint(1, 24))
@@ -220,9 +224,12 @@ def messages(story: Story) -> list[Message]:
     found: list[Message] = []
     key_of = _key_of(story)
 
+    at_once = any(operation.verb in ("shift keys", "swap keys") for operation in story.operations)
+
     def row(operation: Operation, key: int) -> Row:
-        # partition values move with the row, unless they are of the key
-        return (key, f"b{key}", REGIONS[operation.value % 3], operation.value)
+        # partition values move with the row, unless they are of the key. Only by their values are rows told apart.
+        value = operation.value + 9 * (len(found) + 1) if at_once else operation.value
+        return (key, f"b{key}", REGIONS[operation.value % 3], value)
 
     for operation in story.operations:
         key, other = operation.key, operation.other
@@ -230,6 +237,17 @@ def messages(story: Story) -> list[Message]:
         if operation.verb == "truncate":
             live, last = {}, {}
             found.append(Message((), {}, truncates=True))
+        elif operation.verb in ("shift keys", "swap keys"):
+            to = {key: other, other: key} if operation.verb == "swap keys" else {n: n + 1 for n in range(key, 4 * KEYS)}
+            moved = {n: live.pop(n) for n in sorted(to) if n in live}
+            halves = ((RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER), (RowKind.DELETE, RowKind.INSERT))[other % 2]
+            for n, row_ in moved.items() if key != other or operation.verb == "shift keys" else ():
+                new = live[to[n]] = (to[n], f"b{to[n]}", *row_[2:])
+                changes = [(halves[0], row_), (halves[1], new)]
+                found.append(Message(tuple(changes), {key_of(row_): None, key_of(new): new}))
+            if operation.verb == "swap keys" and key == other:
+                live |= moved
+            last = {}
         elif operation.verb == "repeat":
             said = last.get(key, said)
         elif operation.verb == "set":
@@ -283,6 +301,23 @@ SCHEMA = pa.schema(
         pa.field("value", pa.int64()),
     ]
 )
+
+
+def marks(story: Story, messages: list[Message]) -> dict[tuple[int, int], str]:
+    """What removals of rows that went to another key tell (`_rowdelta_moved`), by message and number in it."""
+    types = (T.LongType(), T.StringType(), T.StringType(), T.LongType())
+    columns = tuple(ColumnSpec(name, dtype) for name, dtype in zip(SCHEMA.names, types, strict=True))
+    said = [(place, n, *change) for place, message in enumerate(messages) for n, change in enumerate(message.changes)]
+    changes = {KIND: pa.array([int(kind) for _, _, kind, _ in said], pa.int8()), BAD: pa.nulls(len(said))}
+    changes |= {MOVED: pa.nulls(len(said), pa.string())}
+    changes |= {f.name: pa.array([row[n] for *_, row in said], f.type) for n, f in enumerate(SCHEMA)}
+    place, number = (np.array([change[n] for change in said], np.int64) for n in range(2))
+    none = np.zeros(len(messages), np.bool_)
+    rows = with_moves(
+        pa.table(changes), ChangelogSpec(columns, story.key), place, number, none.astype(np.int64), none, none
+    )
+    told = zip(place.tolist(), number.tolist(), rows.column(MOVED).to_pylist(), strict=True)
+    return {(place_, number_): mark for place_, number_, mark in told if mark is not None}
 
 
 class _Source:
@@ -408,6 +443,7 @@ class Player:
         self.story = story
         self.random = Random(story.seed)
         self.messages = messages(story)
+        self.marks = marks(story, self.messages)
         self.key_of = _key_of(story)
         self.folder = folder
         self.index = folder / "index"
@@ -544,6 +580,7 @@ class Player:
             KIND: pa.array([int(RowKind.DELETE if kind is None else kind) for kind, _, _, _ in changes], pa.int8()),
             order_column(0): pa.array([order for _, _, order, _ in changes], pa.int64()),
             BAD: pa.array(bad, _BAD_TYPE),
+            MOVED: pa.array([self.marks.get((order >> 8, order & 255)) for _, _, order, _ in changes], pa.string()),
         }
         if any(message.lacking for message in self.messages):
             arrays[UNAVAILABLE] = unavailable_bits(lacking, np.any(lacking, axis=0))
@@ -799,9 +836,21 @@ class Player:
             elif message.lacking:
                 self._apply_partial(content, number, end, number in refused)
             else:
-                content = _kept(content, lambda row, rows=message.rows: self.key_of(row) not in rows)  # type: ignore[misc]
-                content += Counter(row for row in message.rows.values() if row is not None)
+                rows = {key: row for key, row in message.rows.items() if not self._stays(content, number, key)}
+                content = _kept(content, lambda row, rows=rows: self.key_of(row) not in rows)  # type: ignore[misc]
+                content += Counter(row for row in rows.values() if row is not None)
         return content
+
+    def _stays(self, content: Content, number: int, key: Key) -> bool:
+        """Whether the key's only row is another one than the one that the message says has gone to another key."""
+        found = [row for row in content.elements() if self.key_of(row) == key]
+        message = self.messages[number]
+        for place, (_, removed) in enumerate(message.changes):
+            mark = self.marks.get((number, place))
+            if mark is not None and self.key_of(removed) == key and message.rows[key] is None and len(found) == 1:
+                known = [SCHEMA.names.index(name) for name in known_columns(mark)]
+                return any(removed[n] != found[0][n] for n in known if found[0][n] is not None)
+        return False
 
     def _apply_partial(self, content: Content, number: int, end: int, is_refused: bool) -> None:
         """Change the row that a partial update is about, unless nothing could complete it."""

@@ -231,8 +231,8 @@ def _leave_out_updates_that_are_kept(patch: pytest.MonkeyPatch) -> None:
 def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
     original = DeltaWriter._standing
 
-    def standing(self: DeltaWriter) -> Any:
-        found = original(self)
+    def standing(self: DeltaWriter, kept: list[pa.RecordBatch]) -> Any:
+        found = original(self, kept)
         return replace(found, base=np.full(len(found.base), NOWHERE))
 
     patch.setattr(DeltaWriter, "_standing", standing)

@@ -1,0 +1,180 @@
+"""Removals of a row that went to another key, and what they tell about that row.
+
+A database that checks keys at the end of a statement writes `UPDATE t SET id = id + 1` row by row as
+`-1 +2(a) | -2(b) +3(b)`. Here the removal of key 2 is about the row b, not about the row a that has just come there. So
+such a removal must say which row it removes: by the columns of its image that surely have the row's values. Whoever
+applies it leaves a row in place that differs in one of them (`deltawriters.moves`).
+
+An image may have made-up values: Postgres logs only the key of an old row, unless it is told otherwise
+(`REPLICA IDENTITY FULL`), and Debezium then writes 0, '' or the column's default. A made-up value is the same in all
+images. So a value of an image counts
+
+- if the row has it also under its new key, and the image has a value (not 0 or '') wherever the row has one then; or
+- if the images of the batch have several values in its column, and the image has values in most columns; or
+- if the image has a value (not 0 or '') in each of several columns.
+
+Only removals that are half of a move are marked. Others remove whatever row their key has, as ever.
+"""
+
+from collections.abc import Iterable, Iterator, Sequence
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.rows import BAD, KIND, MOVED, Mask, RowKind, sets_row
+from changelog.spec import ChangelogSpec
+
+Ints = npt.NDArray[np.int64]
+
+_SEPARATOR = "\x1f"
+
+
+def with_moves(
+    rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints, empty: Mask, told: Mask
+) -> pa.Table:
+    """Mark the removals of rows that went to another key (`_rowdelta_moved`).
+
+    A removal is half of a move if the next change of its partition sets another key, and is of the same record, or the
+    other half of an update, or has half of the values of the removal's image. A removal that has no next change in the
+    batch may be one, too.
+
+    :param rows: changelog rows, in which removals may have all their columns. The column `_rowdelta_moved` is null.
+    :param record: the record's row number in the raw batch, for each of the rows; and `place` the change's place in it.
+    :param partition: for each record a number of its partition.
+    :param empty: the records that have no value (tombstones).
+    :param told: the records that say that they are half of a move.
+    """
+    kinds = rows.column(KIND).to_numpy()
+    removes = ~sets_row(kinds)
+    if not removes.any():
+        return rows
+    if rows.column(BAD).null_count < len(rows):
+        removes &= rows.column(BAD).is_null().to_numpy()
+    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, empty, told)
+    others = {column.name for column in spec.columns} - set(spec.key)
+    names = [field.name for field in rows.schema if field.name in others and not pa.types.is_nested(field.type)]
+    if len(candidates) and names:
+        known, is_move = _known(rows, names, candidates, partners, kinds, record, told)
+        candidates, known = candidates[is_move], known[is_move]
+        rows = _with_texts(rows, candidates, names, known)
+    return rows
+
+
+def bared(rows: pa.Table, spec: ChangelogSpec) -> pa.Table:
+    """The rows, of whose removals only those with `_rowdelta_moved` have more columns than the writers read."""
+    keeps = pc.or_(pa.array(sets_row(rows.column(KIND).to_numpy())), rows.column(MOVED).is_valid())
+    for column in spec.columns:
+        place = rows.schema.get_field_index(column.name)
+        if place >= 0 and column.name not in spec.kept_by_removals:
+            field = rows.schema.field(place)
+            rows = rows.set_column(place, field, pc.if_else(keeps, rows.column(place), pa.scalar(None, field.type)))
+    return rows
+
+
+def marked(spec: ChangelogSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Mark and bare the removals of changelog rows that are in the order of their source, if nobody has yet."""
+    for batch in batches:
+        if batch.column(MOVED).null_count < len(batch) or sets_row(batch.column(KIND).to_numpy()).all():
+            yield batch
+            continue
+        number, nothing = np.arange(len(batch)), np.zeros(len(batch), np.bool_)
+        zeros = np.zeros(len(batch), np.int64)
+        rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, nothing, nothing)
+        yield from bared(rows, spec).combine_chunks().to_batches()
+
+
+def known_columns(text: str) -> list[str]:
+    """The columns that a value of `_rowdelta_moved` names."""
+    return text.split(_SEPARATOR) if text else []
+
+
+def _halves(
+    rows: pa.Table,
+    spec: ChangelogSpec,
+    kinds: npt.NDArray[np.int8],
+    removes: Mask,
+    record: Ints,
+    place: Ints,
+    partition: Ints,
+    empty: Mask,
+    told: Mask,
+) -> tuple[Ints, Ints]:
+    """Numbers of the removals that may be half of a move, and of the next change after each; -1 if it isn't known."""
+    order = np.lexsort((place, record, partition[record]))
+    here, after = order[:-1], order[1:]
+    between = record[after] - record[here]
+    same = partition[record[here]] == partition[record[after]]
+    is_next = between <= 1
+    is_next |= (between == 2) & empty[np.minimum(record[here] + 1, len(empty) - 1)]
+    paired = removes[here] & sets_row(kinds[after]) & same & is_next
+    here, after = here[paired], after[paired]
+    if len(here):
+        moves = np.zeros(len(here), np.bool_)
+        for name in spec.key:
+            column = rows.column(name)
+            moves |= pc.not_equal(column.take(pa.array(here)), column.take(pa.array(after))).to_numpy()
+        here, after = here[moves], after[moves]
+    ends = np.flatnonzero(np.append(~same, True)) if len(order) else order
+    alone = removes & told[record]
+    alone[order[ends]] |= removes[order[ends]]
+    alone[here] = False
+    others = np.flatnonzero(alone)
+    return np.concatenate([here, others]), np.concatenate([after, np.full(len(others), -1)])
+
+
+def _known(
+    rows: pa.Table,
+    names: Sequence[str],
+    removals: Ints,
+    partners: Ints,
+    kinds: npt.NDArray[np.int8],
+    record: Ints,
+    told: Mask,
+) -> tuple[npt.NDArray[np.bool_], Mask]:
+    """For each removal and column, whether the image surely has the row's value. And whether each is half of a move."""
+    shape = len(removals), len(names)
+    valid, moved, varies, full = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), np.zeros(shape[1], np.bool_), []
+    there, blank = np.zeros(shape, np.bool_), np.zeros(len(removals), np.bool_)
+    is_paired = partners >= 0
+    for number, name in enumerate(names):
+        column = rows.column(name)
+        image = column.take(pa.array(removals))
+        other = column.take(pa.array(partners, mask=~is_paired))
+        valid[:, number] = image.is_valid()
+        there[:, number] = other.is_valid()
+        moved[:, number] = pc.fill_null(pc.equal(image, other), False)
+        varies[number] = pc.count_distinct(image).as_py() > 1
+        full.append(_says_something(image))
+        blank |= _says_something(other) & ~full[-1]
+    certain = is_paired & ((kinds[removals] == RowKind.UPDATE_BEFORE) | (record[removals] == record[partners]))
+    certain |= told[record[removals]]
+    alike = moved.any(axis=1) & (2 * moved.sum(axis=1) >= there.sum(axis=1))
+    rich = (2 * valid.sum(axis=1) > shape[1])[:, np.newaxis]
+    whole = np.logical_and.reduce(full)[:, np.newaxis] & (shape[1] > 1)
+    known = (moved & ~blank[:, np.newaxis]) | (valid & rich & varies) | (valid & whole)
+    return known, ~is_paired | certain | alike
+
+
+def _says_something(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
+    """Whether each value is one that nobody makes up: neither null nor 0, false or an empty text."""
+    dtype = values.type
+    if pa.types.is_string(dtype) or pa.types.is_binary(dtype):
+        said = pc.greater(pc.binary_length(values), 0)
+    elif pa.types.is_boolean(dtype):
+        said = values
+    elif pa.types.is_temporal(dtype):
+        said = pc.not_equal(values.cast(pa.int32() if pa.types.is_date32(dtype) else pa.int64()), 0)
+    else:
+        said = pc.not_equal(values.cast(pa.float64()), 0)
+    return np.asarray(pc.fill_null(said, False))
+
+
+def _with_texts(rows: pa.Table, removals: Ints, names: Sequence[str], known: npt.NDArray[np.bool_]) -> pa.Table:
+    patterns, pattern = np.unique(known, axis=0, return_inverse=True)
+    texts = [_SEPARATOR.join(name for name, flag in zip(names, flags, strict=True) if flag) for flags in patterns]
+    numbers, mask = np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
+    numbers[removals], mask[removals] = pattern.reshape(-1), False
+    marks = pa.array([*texts, ""], pa.string()).take(pa.array(numbers, mask=mask))
+    return rows.set_column(rows.schema.get_field_index(MOVED), rows.schema.field(MOVED), marks)
