@@ -23,12 +23,10 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KIND, MOVED, Mask, RowKind, sets_row
+from changelog.rows import BAD, KIND, MOVED, MOVED_SEPARATOR, Mask, RowKind, sets_row
 from changelog.spec import ChangelogSpec
 
 Ints = npt.NDArray[np.int64]
-
-_SEPARATOR = "\x1f"
 
 
 def with_moves(
@@ -83,11 +81,6 @@ def marked(spec: ChangelogSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[p
         zeros = np.zeros(len(batch), np.int64)
         rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, nothing, nothing)
         yield from bared(rows, spec).combine_chunks().to_batches()
-
-
-def known_columns(text: str) -> list[str]:
-    """The columns that a value of `_rowdelta_moved` names."""
-    return text.split(_SEPARATOR) if text else []
 
 
 def _halves(
@@ -173,7 +166,7 @@ def _says_something(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
 
 def _with_texts(rows: pa.Table, removals: Ints, names: Sequence[str], known: npt.NDArray[np.bool_]) -> pa.Table:
     patterns, pattern = np.unique(known, axis=0, return_inverse=True)
-    texts = [_SEPARATOR.join(name for name, flag in zip(names, flags, strict=True) if flag) for flags in patterns]
+    texts = [MOVED_SEPARATOR.join(name for name, flag in zip(names, flags, strict=True) if flag) for flags in patterns]
     numbers, mask = np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
     numbers[removals], mask[removals] = pattern.reshape(-1), False
     marks = pa.array([*texts, ""], pa.string()).take(pa.array(numbers, mask=mask))

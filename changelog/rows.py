@@ -37,6 +37,7 @@ SNAPSHOT = "_rowdelta_snapshot"
 BAD = "_rowdelta_bad"
 UNAVAILABLE = "_rowdelta_unavailable"
 MOVED = "_rowdelta_moved"
+MOVED_SEPARATOR = "\x1f"
 
 BAD_FIELDS = {
     "source": "string",  # topic, or path of the change file
@@ -126,6 +127,11 @@ def is_bad(changes: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray | N
     if UNAVAILABLE in changes.schema.names:
         flags = pc.and_(flags, pc.is_null(changes.column(UNAVAILABLE)))
     return flags if pc.any(flags).as_py() else None
+
+
+def known_columns(text: str) -> list[str]:
+    """The columns that a value of `_rowdelta_moved` names. It may be empty."""
+    return text.split(MOVED_SEPARATOR) if text else []
 
 
 def unavailable_bits(columns: Sequence[Mask | None], partial: Mask) -> pa.Array:

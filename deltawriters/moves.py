@@ -13,8 +13,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.moves import known_columns
-from changelog.rows import MOVED
+from changelog.rows import MOVED, known_columns
 from deltawriters.collapse import grouped
 from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash

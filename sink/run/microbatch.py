@@ -1238,6 +1238,15 @@ class TableSink:
             sized(attempt.written.peak_memory),
             f" | {json.dumps(pending.batch.end)}" if log.isEnabledFor(logging.DEBUG) else "",
         )
+        if attempt.written.untold:
+            log.warning(
+                "%s batch %d: %d rows were set and then left for another key, and the messages don't tell which row "
+                "left. If the source checks keys at the end of a statement, rows may be missing. Let it log whole rows "
+                "before a change (Postgres: REPLICA IDENTITY FULL)",
+                self.table.name,
+                pending.batch_id,
+                attempt.written.untold,
+            )
 
 
 def _rewrite_done(table: str, copied: Copied) -> RewriteDone:

@@ -30,6 +30,8 @@ class Written:
     :param undecoded: number of bad records with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param records: number of rows in files, by the files' content.
     :param index: each task's part of the key index.
+    :param left: number of removals that left another row of their key in place (`deltawriters.moves.Settled`).
+    :param untold: likewise.
     :param truncates: how often the source emptied the table. The files then have all rows that it has now.
     :param tasks: number of tasks.
     :param contents: number of files of the table and their bytes, by content.
@@ -51,6 +53,8 @@ class Written:
     repeated_partitions: set[int]
     peak_memory: int
     index: list[dict[str, Any]]
+    left: int = 0
+    untold: int = 0
     truncates: int = 0
     tasks: int = 0
     contents: Mapping[str, tuple[int, int]] = field(default_factory=dict)
@@ -97,6 +101,7 @@ class Written:
         rows = " ".join(f"{kind} {count:,}" for kind, count in self.counts.items() if count) or "no changes"
         earlier = 0 if copies else sum(map(self.keys, ("updated", "deleted", "duplicates")))
         bad = f", {amount(self.bad, 'dead letter')}" if self.bad else ""
+        moved = f"; {amount(self.left, 'row')} stayed whose key another row left" if self.left else ""
         records = amounts(
             {
                 "row": self.records["DATA"],
@@ -106,7 +111,7 @@ class Written:
             none="nothing to write",
         )
         files = f"{amount(len(self.files), 'file')}, {sized(self.bytes)}: {records}" if self.files else records
-        return f"{rows} | {files}{self._shown_keys()}{bad}"
+        return f"{rows} | {files}{self._shown_keys()}{moved}{bad}"
 
     def _shown_keys(self) -> str:
         """What the key index says about the micro-batch's keys."""
@@ -167,6 +172,8 @@ def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
         repeated_partitions={p for p, place in last_snapshot if p in first_streamed and first_streamed[p] < place},
         index=[result["index"] for result in results if "index" in result],
         contents=contents,
+        left=sum(result["moves"]["left"] for result in results),
+        untold=sum(result["moves"]["untold"] for result in results),
         # each task gets every TRUNCATE
         truncates=max((result["truncates"] for result in results), default=0),
         peak_memory=max((result["peak_memory"] for result in results), default=0),

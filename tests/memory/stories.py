@@ -31,8 +31,18 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from changelog.decoding import decoded_schema
-from changelog.moves import known_columns, with_moves
-from changelog.rows import BAD, KIND, MOVED, TRUNCATE, UNAVAILABLE, RowKind, order_column, unavailable_bits
+from changelog.moves import with_moves
+from changelog.rows import (
+    BAD,
+    KIND,
+    MOVED,
+    TRUNCATE,
+    UNAVAILABLE,
+    RowKind,
+    known_columns,
+    order_column,
+    unavailable_bits,
+)
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters import DeltaOptions, rewrite
 from deltawriters.keyindex import runs as index_runs
