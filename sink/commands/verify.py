@@ -101,7 +101,7 @@ def _lines(outcome: Outcome) -> Iterator[str]:
         return
     yield f"{outcome.table} against {outcome.source}: {_verdict(outcome)}"
     at = f"source at {outcome.position}, table at" if outcome.position else "table at"
-    rounds = amount(outcome.rounds, "round")
+    rounds = amount(max(1, outcome.rounds), "round")
     yield f"  {at} {outcome.table_state}; {outcome.source_rows:,} and {outcome.table_rows:,} rows, {rounds}"
     for reason, columns in _by_reason(outcome).items():
         yield f"  not compared: {', '.join(columns)} ({reason})"

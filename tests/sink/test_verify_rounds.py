@@ -255,10 +255,10 @@ def test_a_verdict_says_what_was_compared(job: Job, monkeypatch: pytest.MonkeyPa
     again = "compare again when traffic is lower"
     assert told(EQUAL, [[]]) == ("EQUAL", 0, [])
     assert told(EQUAL, [[1], []]) == ("EQUAL", 0, [])
-    all_time = "  changed all the time: {} keys not compared"
-    assert told(EQUAL, [[1]] * 2) == ("EQUAL in what was compared", 0, [all_time.format(1)])
+    all_time = "  changed all the time: {} not compared"
+    assert told(EQUAL, [[1]] * 2) == ("EQUAL in what was compared", 0, [all_time.format("1 key")])
     never = f"NOT COMPARED, all keys changed all the time; {again}"
-    assert told(EQUAL, [[1, 2]] * 2) == (never, 75, [all_time.format(2)])
+    assert told(EQUAL, [[1, 2]] * 2) == (never, 75, [all_time.format("2 keys")])
     other = [("1", "eu"), ("2", "us")]
     assert told(other, [[2], []]) == (
         f"UNCERTAIN, {again}",
