@@ -2,6 +2,7 @@
 exit code 0.
 """
 
+import importlib
 import os
 import re
 import signal
@@ -17,6 +18,13 @@ import pytest
 from sink.commands import demo
 from sink.errors import ConfigError
 from sink.targets.capabilities import CAPABILITIES, Format
+
+
+def extension(name: str) -> Path:
+    """Of DuckDB: a package has it, so that nothing is downloaded."""
+    package = importlib.import_module(f"duckdb_extension_{name}")
+    (found,) = Path(str(package.__file__)).parent.rglob("*.duckdb_extension")
+    return found
 
 
 @pytest.mark.parametrize("entity", [demo.CUSTOMERS, demo.ORDERS], ids=lambda entity: entity.name)
@@ -105,10 +113,16 @@ def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path, table_f
     for table in ("customers", "orders"):
         assert done.stdout.count(f"lake.shop.{table} batch ") == demo.BATCHES
     assert (tmp_path / "shop" / "notes.txt").read_text() == "mine"
-    if table_format == "iceberg":
-        page = (Path(__file__).parents[1] / "docs" / "getting-started.md").read_text()
-        (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
-        read = [sys.executable, "-c", example.replace('"demo/', '"shop/')]
-        printed = subprocess.run(read, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
-        assert "customer_id: int64" in printed
+    page = (Path(__file__).parents[1] / "docs" / "getting-started.md").read_text()
+    example = dict(zip(CAPABILITIES, re.findall(r"```python\n(.*?)```", page, re.DOTALL), strict=True))[table_format]
+    example = re.sub(r'"demo2?/', '"shop/', example).replace(
+        f"INSTALL {table_format}; LOAD {table_format}",
+        "; ".join(f"LOAD '{extension(name)}'" for name in ("avro", "iceberg", "delta")),
+    )
+    read = [sys.executable, "-c", example]
+    printed = subprocess.run(read, cwd=tmp_path, capture_output=True, text=True, timeout=60, check=True).stdout
+    rows = pq.read_metadata(tmp_path / "shop" / "expected" / "orders.parquet").num_rows
+    assert "INSTALL" not in example
+    assert printed.count("customer_id") >= 3, "three readers"
+    assert re.search(rf"shape: \({rows:_}, ", printed)
     assert "Exception" not in done.stderr
