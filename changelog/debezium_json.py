@@ -66,7 +66,9 @@ class DebeziumJson:
     def __init__(self, spec: ChangelogSpec) -> None:
         debezium.placeholder(spec)  # raises at once if the option is malformed
         self._spec = spec
-        self._implied = {c.field: _implied(c.type, c.is_uuid, spec.options) for c in spec.columns}
+        implied = [(c.field, _implied(c.type, c.is_uuid, spec.options)) for c in spec.columns]
+        # of several columns of one field, one that says how it is spelled counts
+        self._implied = dict(sorted(implied, key=lambda column: column[1] != WireType()))
         in_millis = spec.options.get(_MILLISECONDS, ())
         for name in (in_millis,) if isinstance(in_millis, str) else in_millis:
             self._implied[name] = WireType("int64", "io.debezium.time.Timestamp", setting=readings.TIME_UNITS)

@@ -765,6 +765,18 @@ def test_new_fields_of_rows_whose_added_fields_have_no_prefix(prefix: str, is_en
     assert observed == [{"qty": "bigint"}]
 
 
+@pytest.mark.parametrize("names", [("text", "number"), ("number", "text")])
+def test_a_text_and_a_decimal_of_one_field(names: tuple[str, ...]) -> None:
+    """The decimal says how the field is spelled, whatever the order of the columns."""
+    types = {"text": T.StringType(), "number": T.DecimalType(10, 3)}
+    columns = [ColumnSpec("id", T.IntegerType()), *(ColumnSpec(name, types[name], source="w") for name in names)]
+    row = {"id": 1, "w": "ASbs"}
+    event = {"before": None, "after": row, "op": "c"}
+    table = ChangelogSpec(tuple(columns), ("id",))
+    (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(event))])
+    assert [(row["text"], row["number"]) for row in rows.to_pylist()] == [("75.500", Decimal("75.500"))]
+
+
 @pytest.mark.parametrize("flattened", [False, True])
 @pytest.mark.parametrize(
     ("values", "observed"),

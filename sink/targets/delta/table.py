@@ -258,7 +258,8 @@ class DeltaTable(Target):
         if wanted and list(partitioned) != wanted:
             raise TableError(
                 f"{self.name} exists, and its partitioning ({', '.join(partitioned) or 'not partitioned'}) differs "
-                "from partition_by. The table can't be changed this way: correct partition_by, or leave it out."
+                "from partition_by. Correct partition_by, or leave it out: Delta Lake can't change it, only build the "
+                "table anew (docs/change-a-table.md)."
             )
         clustered = self.clustering()
         if section.cluster_by and clustered != section.cluster_by:

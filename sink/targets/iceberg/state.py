@@ -235,11 +235,17 @@ class IcebergState(TableState):
             (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)
             for f in section.partition_fields
         ]
-        if actual != wanted:
-            shown = ", ".join(f"{transform} of {column}" for transform, column in actual) or "not partitioned"
+        if sorted(actual) != sorted(wanted):
+            shown = ", ".join(_in_sql(*field) for field in actual) or "not partitioned"
+            changes = [("DROP", field) for field in actual if field not in wanted]
+            changes += [("ADD", field) for field in wanted if field not in actual]
+            change = "; ".join(
+                f"ALTER TABLE {section.target} {verb} PARTITION FIELD {_in_sql(*field)}" for verb, field in changes
+            )
             raise TableError(
-                f"{section.target} exists, and its partitioning ({shown}) differs from partition_by. The table can't "
-                "be changed this way: correct partition_by, or leave it out."
+                f"{section.target} exists, and its partitioning ({shown}) differs from partition_by. Correct "
+                f"partition_by, leave it out, or change the table in SQL: {change} (docs/change-a-table.md says what "
+                "becomes of the files that it has)."
             )
 
     def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
@@ -388,3 +394,12 @@ def _live(summary: Mapping[str, str]) -> FileCounts | None:
     """Writers may leave the totals out (Iceberg spec, Snapshots: `summary` is optional)."""
     data, deletes = summary.get("total-data-files"), summary.get("total-delete-files")
     return None if data is None or deletes is None else FileCounts(int(data), int(deletes))
+
+
+def _in_sql(transform: str, column: str | None) -> str:
+    """A partition field as Iceberg's SQL has it.
+
+    :param transform: as Iceberg's metadata have it, such as `bucket[8]`.
+    """
+    name, _, parameter = transform.rstrip("]").partition("[")
+    return str(column) if name == "identity" else f"{name}({f'{parameter}, ' if parameter else ''}{column})"
