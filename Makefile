@@ -37,7 +37,8 @@ $(INSTALLED) $(SPARK_VENV)/.installed: pyproject.toml
 		echo "$(PYTHON) has no venv module. Debian, Ubuntu: apt install python3-venv" >&2; \
 		exit 1; }
 	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	$(@D)/bin/python -m pip install --quiet --disable-pip-version-check --editable $(PACKAGES)
+	@echo "Installing rowdelta and what it needs into $(@D); Spark alone is 450 MB, so the first time takes minutes"
+	$(@D)/bin/python -m pip install --disable-pip-version-check --editable $(PACKAGES)
 	@touch $@
 
 jdk:

@@ -489,8 +489,10 @@ def _run(args: argparse.Namespace) -> int:
         log.setLevel(logging.DEBUG)
     if config.sink.log_format == "json":
         logs.use_json(config.sink.id)
+    from sink.commands import inspection
     from sink.run import running
 
+    inspection.refuse_early(config)
     with running.marked(config), _watching(config) as observer:
         return _run_watched(config, observer)
 

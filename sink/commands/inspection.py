@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 8
+_Loaded = tuple[TableState, Position | None] | RowdeltaError | None
 
 
 def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
@@ -49,35 +50,9 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     check_folders(spark, config)
-    tables = find_tables(config, source)
-    prefix = property_prefix(config)
-
-    def load(table: ResolvedTable) -> "tuple[TableState, Position | None] | RowdeltaError | None":
-        try:
-            return _load(access.tables, table, prefix)
-        except (ConfigError, TableError) as error:
-            return error
-
-    loaded = _in_parallel(access, load, tables)
-    positions = [state[1] if isinstance(state, tuple) else None for state in loaded]
-    known = any(positions)  # then a run takes a pattern's tables without a position for new ones
-    from_start = {table.section.source for table in tables if known and table.from_pattern}
-    sections = [table.section for table in tables]
-    found = source.check(list(zip(sections, positions, strict=True)), from_start)
-
-    def plan_of(
-        part: "tuple[ResolvedTable, tuple[TableState, Position | None] | RowdeltaError | None, str | RowdeltaError]",
-    ) -> "tuple[TablePlan, TableKey] | RowdeltaError":
-        table, state, reached = part
-        if isinstance(state, RowdeltaError):
-            return state
-        if isinstance(reached, RowdeltaError) and (table.section.columns is None or not table.section.key):
-            return reached  # columns or key can't be inferred without the source
-        return _plan(access, config, table, state[0] if state else None)
-
-    planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
+    examined = _examined(access, config)
     errors = [*_check_dead_letters(access, config), *source.check_patterns()]
-    for table, state, made, reached in zip(tables, loaded, planned, found, strict=True):
+    for table, state, made, reached in examined:
         section = table.section
         if isinstance(made, NoMessagesError):
             yield f"{section.source} -> {made}"
@@ -88,8 +63,11 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         wrong = [problem for problem in (made, reached) if isinstance(problem, RowdeltaError)]
         if isinstance(made, RowdeltaError) or wrong:
             errors += wrong
-            yield f"{section.source} -> {section.target}: {wrong[0]}"
+            # the first of all errors is the last line
+            shown_error = "see the error below" if wrong[0] is errors[0] else wrong[0]
+            yield f"{section.source} -> {section.target}: {shown_error}"
             continue
+        assert made is not None
         plan, key = made
         yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
         yield f"  source: {reached}"
@@ -124,6 +102,72 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
     else:
         yield "a bad record stops the job"
     yield "ok"
+
+
+def _examined(
+    access: Access, config: Config, *, reads_messages: bool = True
+) -> "list[tuple[ResolvedTable, _Loaded, tuple[TablePlan, TableKey] | RowdeltaError | None, str | RowdeltaError]]":
+    """What is found of each table: its state, its plan, and what the source says.
+
+    :param reads_messages: or tables whose columns or key only these tell have no plan.
+    """
+    tables = find_tables(config, access.source)
+    prefix = property_prefix(config)
+
+    def load(table: ResolvedTable) -> _Loaded:
+        try:
+            return _load(access.tables, table, prefix)
+        except (ConfigError, TableError) as error:
+            return error
+
+    loaded = _in_parallel(access, load, tables)
+    positions = [state[1] if isinstance(state, tuple) else None for state in loaded]
+    known = any(positions)  # then a run takes a pattern's tables without a position for new ones
+    from_start = {table.section.source for table in tables if known and table.from_pattern}
+    sections = [table.section for table in tables]
+    found = access.source.check(list(zip(sections, positions, strict=True)), from_start)
+
+    def plan_of(
+        part: tuple[ResolvedTable, _Loaded, str | RowdeltaError],
+    ) -> "tuple[TablePlan, TableKey] | RowdeltaError | None":
+        table, state, reached = part
+        if isinstance(state, RowdeltaError):
+            return state
+        if table.section.columns is None or not table.section.key:  # which the source's messages tell
+            if isinstance(reached, RowdeltaError):
+                return reached
+            if not reads_messages:
+                return None
+        return _plan(access, config, table, state[0] if state else None)
+
+    planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
+    return list(zip(tables, loaded, planned, found, strict=True))
+
+
+def refuse_early(config: Config) -> None:
+    """Find mistakes of the configuration with which a run would end, before it starts a JVM: those that show without
+    one, and without a look at messages.
+
+    :raises ConfigError: the first one.
+    """
+    from sink.config.folders import check_folders
+
+    try:
+        check_folders(None, config)
+        examined = _examined(without_spark(config), config, reads_messages=False)
+    except ConfigError:
+        raise
+    except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the run decides
+        return
+    wrong = [
+        next((problem for problem in (made, reached) if isinstance(problem, ConfigError)), None)
+        for _, _, made, reached in examined
+    ]
+    errors = [error for error in wrong if error is not None]
+    # with others that work, a run goes on without a table
+    if errors and (config.sink.on_table_error == "stop" or len(errors) == len(wrong)):
+        more = f" {amount(len(errors) - 1, 'more error')}: rowdelta check shows all." if len(errors) > 1 else ""
+        raise ConfigError(f"{errors[0]}{more}")
 
 
 def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:

@@ -4,20 +4,25 @@ import logging
 import re
 import subprocess
 import time
+from contextlib import nullcontext
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 from pyspark.sql import SparkSession
 
-from sink.config import Config
+from sink import cli
+from sink.commands.inspection import refuse_early
+from sink.config import Config, load
 from sink.errors import ConfigError
 from sink.run.patterns import ResolvedTable
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor
-from sink.spark import progress
+from sink.spark import progress, session
 from sink.spark.jvm_output import JvmOutput
 from tests.sink.harness import Job
+from tests.sink.test_submit import write_changes, write_config
 
 
 @pytest.fixture(autouse=True)
@@ -73,6 +78,44 @@ def test_progress_reaches_its_end(
     supervisor._each(members, lambda member: time.sleep(1.2), "opened")
     supervisor.close()
     assert caplog.messages == ["opened 0 of 2 tables", "opened 2 of 2 tables"]
+
+
+MISTAKES = {
+    "no directory": ("source: ./changes", "source: ./chagnes", "there is no directory"),
+    "key": ("- id\n", "- idd\n", "idd"),
+    "checkpoint": ("checkpoint: ./state", "checkpoint: ./sink.yaml", "expected a folder"),
+}
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_mistakes_are_found_before_a_jvm_starts(
+    tmp_path: Path, mistake: str, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def start(_: Config) -> None:
+        raise AssertionError("a JVM was started")
+
+    monkeypatch.setattr(session, "start", start)
+    write_changes(tmp_path, 1)
+    path = write_config(tmp_path)
+    before, after, expected = MISTAKES[mistake]
+    assert path.read_text().count(before) == 1
+    path.write_text(path.read_text().replace(before, after))
+    assert cli.main(["run", str(path)]) == 2
+    assert expected in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("on_table_error", "is_refused"), [("continue", False), ("stop", True)])
+def test_a_run_goes_on_with_the_tables_that_are_right(tmp_path: Path, on_table_error: str, is_refused: bool) -> None:
+    write_changes(tmp_path, 1)
+    (entry,) = yaml.safe_load(write_config(tmp_path).read_text())["tables"]
+    wrong = entry | {"source": "./chagnes", "target": "lake.shop.other"}
+    sink = {"id": "shop", "checkpoint": "./state", "on_table_error": on_table_error}
+    loaded = load(write_config(tmp_path, sink=sink, tables=[entry, wrong]))
+    with pytest.raises(ConfigError, match="no directory") if is_refused else nullcontext():
+        refuse_early(loaded)
+    both = [wrong, entry | {"source": "./chnages", "target": "lake.shop.third"}]
+    with pytest.raises(ConfigError, match=r"no directory .* 1 more error: rowdelta check shows all"):
+        refuse_early(load(write_config(tmp_path, sink=sink, tables=both)))
 
 
 def printing(output: JvmOutput, text: str) -> None:
