@@ -646,6 +646,13 @@ def _verify(args: argparse.Namespace) -> int:
     return verify.exit_code(outcomes)
 
 
+def _agreed() -> bool:
+    try:
+        return input("Go on? [y/N] ").strip().lower() in ("y", "yes")
+    except EOFError:
+        return False
+
+
 def _reset(args: argparse.Namespace) -> int:
     if not args.yes and not sys.stdin.isatty():
         raise ConfigError("reset asks before it changes the table, and here is no terminal to answer. Give --yes.")
@@ -663,7 +670,7 @@ def _reset(args: argparse.Namespace) -> int:
                 return 0
             for line in found.lines():
                 print(printable(line), flush=True)
-            if not args.yes and input("Go on? [y/N] ").strip().lower() not in ("y", "yes"):
+            if not args.yes and not _agreed():
                 print("nothing was changed")
                 return 0
             found.apply()

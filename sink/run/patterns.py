@@ -131,6 +131,6 @@ def chosen_tables(resolved: Sequence[ResolvedTable], names: Sequence[str]) -> li
         if len(found) != 1:
             known = ", ".join(table.section.target for table in resolved[:10])
             what = "fits several tables" if found else "is no table of this configuration"
-            raise ConfigError(f"--table {name} {what}. The targets: {known}.")
+            raise ConfigError(f"{name} {what}. The targets: {known}.")
         chosen += found
     return chosen

@@ -211,7 +211,7 @@ def test_a_table_against_one_that_spark_reads(spark: SparkSession, tmp_path: Pat
             "columns": {"amount": {"source": "7.5001", "table": "7.50"}},
         }
     ]
-    with pytest.raises(ConfigError, match="--table items is no table of this configuration"):
+    with pytest.raises(ConfigError, match="items is no table of this configuration"):
         list(verify(spark, job.config(), ["items"], 1, 30))
 
 
