@@ -21,7 +21,7 @@ from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
-from sink.commands import inspection
+from sink.commands import inspection, reset
 from sink.config import Config, SourceSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
@@ -521,6 +521,14 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
     assert_refused(job, TableError, r"is offset 3, but the topic ends at 1\. Was it deleted and created again\?")
     assert any("offset 3 is past the end" in line for line in seen(inspection.status, spark, job.config()))
     assert [row["id"] for row in job.rows()] == [0, 1, 2]
+    plan = reset.find(spark, job.config(), job.topic(), empty=False)
+    assert plan is not None
+    shown = "\n".join(plan.lines())
+    assert '\n  position   {"0": 3}\n' in shown
+    assert f"\n  topic      {job.topic()}, id " in shown
+    plan.apply()
+    job.run()
+    assert [row["id"] for row in job.rows()] == [0, 1, 2, 7]
 
 
 def test_messages_that_are_gone_are_not_skipped_silently(
