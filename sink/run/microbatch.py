@@ -308,12 +308,13 @@ class TableSink:
             self._observer(BatchStarted(self.table.name, batch_id))
         return batch
 
-    def apply_batch(self, batch_id: int | None, batch: TableBatch) -> None:
-        """Apply changes that continue the table's position, exactly once, and store the position `batch.end`.
+    def apply_batch(self, batch_id: int | None, batch: TableBatch) -> Written:
+        """Apply changes that continue the table's position, exactly once, and store the position `batch.end`. Returns
+        what was committed.
 
         :raises RowdeltaError: nothing was applied; with `CommitUnknownError`, it is unknown whether it was applied.
         """
-        self.commit(self.prepare_batch(batch_id, batch))
+        return self.commit(self.prepare_batch(batch_id, batch))
 
     def prepare_batch(self, batch_id: int | None, batch: TableBatch) -> Pending:
         """Write changes that continue the table's position, without a commit.

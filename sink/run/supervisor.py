@@ -35,6 +35,7 @@ from sink.run.observer import Lags, Observer, TableFailed, TableFound, TableWait
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import open_table
 from sink.run.spark_engine import SparkEngine
+from sink.run.written import Written
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.interrupts import jvms
 from sink.spark.progress import Line
@@ -332,7 +333,7 @@ class Supervisor:
 
         def apply(member: Member) -> None:
             prepare(member)
-            self._commit(member, pending[member.source])
+            self._note_commit(member, _sink(member).commit(pending[member.source]))
 
         submit = self._submitter(self._pool)
         results: dict[str, Mapping[str, Any]] = {}
@@ -362,12 +363,11 @@ class Supervisor:
         sink = _sink(member)
         batch = sink.batch(stream, batch_id, frame)
         if batch is not None:
-            self._commit(member, sink.prepare_batch(batch_id, batch))
+            self._note_commit(member, sink.apply_batch(batch_id, batch))
             sink.compact()
         member.failures = 0
 
-    def _commit(self, member: Member, pending: Pending) -> None:
-        written = _sink(member).commit(pending)
+    def _note_commit(self, member: Member, written: Written) -> None:
         self.tally.add(changes=written.read - written.bad, bad=written.bad)
         member.commits += 1
         member.failures = 0
@@ -376,7 +376,7 @@ class Supervisor:
         """Commit a group's tables one right after the other. If one of them failed, discard what isn't committed."""
 
         def commit(member: Member) -> None:
-            self._commit(member, pending[member.source])
+            self._note_commit(member, _sink(member).commit(pending[member.source]))
 
         written = [member for member in unit if member.source in pending]
         while written:

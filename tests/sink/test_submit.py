@@ -311,7 +311,8 @@ def test_threads_of_the_jvm_that_is_ended_say_nothing() -> None:
     code = """
 from pyspark import SparkContext
 from sink.spark.interrupts import jvms
-with jvms.noted():
+from sink.spark.jvm_output import JvmOutput
+with jvms.noted(JvmOutput(is_held=False)):
     SparkContext._ensure_initialized()
 java = SparkContext._jvm.java
 runnable = java.lang.Class.forName("java.lang.Runnable")
