@@ -238,6 +238,10 @@ def changes(
         order = [Wire(wire.values.filter(truncates), wire.type) for wire in events.order]
         yield truncated(spec, events.record.filter(truncates), order)
     yield from _unknown_operations(events, pc.or_(sets, deletes))
+    cells = pc.and_(pc.or_(sets, deletes), _has_cells(spec, events))
+    if pc.any(cells).as_py():
+        yield Rejected(events.record.filter(cells), BadRecord.TYPE_MISMATCH, "the key is an object {value, set}")
+        sets, deletes = pc.and_not(sets, cells), pc.and_not(deletes, cells)
     yield from _without_image(events, pc.and_not(sets, events.after.present), "after")
     yield from _without_image(events, pc.and_not(deletes, events.before.present), "before")
 
@@ -290,6 +294,21 @@ def _moving(
     for operation, kind, place in (("u", RowKind.UPDATE_BEFORE, 0), ("d", RowKind.DELETE, 1)):
         mask = pc.and_(_is(events.op, operation), images.present)
         yield from _changes(events, mask, Images(images.present, fields), int(kind), columns, place, sought)
+
+
+def _has_cells(spec: ChangelogSpec, events: Events) -> pa.Array:
+    """Flags the events that have objects {value, set} as values (`changelog.foreign_messages`), by their key. In a text
+    column such an object would be taken for a text, and a cell that an update left unchanged is null.
+    """
+    found = pa.repeat(False, len(events.op))
+    for wire in (images.fields.get(name) for images in (events.before, events.after) for name in spec.key_fields):
+        if wire is not None and pa.types.is_string(wire.values.type):
+            found = pc.or_(found, pc.fill_null(pc.match_substring_regex(wire.values, r'^\{"value":.*"set":'), False))
+        elif (
+            wire is not None and pa.types.is_struct(wire.values.type) and {"value", "set"} <= {*wire.values.type.names}
+        ):
+            found = pc.or_(found, wire.values.is_valid())
+    return found
 
 
 def deleted(changes: Changes) -> npt.NDArray[np.int64]:

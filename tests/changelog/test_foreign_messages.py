@@ -48,6 +48,25 @@ def test_a_broken_message_of_the_right_format_is_nothing_else() -> None:
     assert len(letters("debezium-json", broken)) == len(broken)
 
 
+@pytest.mark.parametrize("key_type", ["string", "bigint"])
+@pytest.mark.parametrize("is_enveloped", [False, True])
+def test_cells_are_never_taken_for_texts(key_type: str, is_enveloped: bool) -> None:
+    """An update of YugabyteDB has null for the cells that it left unchanged: nothing may become null by that."""
+    cell = {"type": "struct", "fields": [{"type": t, "field": n} for n, t in (("value", "string"), ("set", "boolean"))]}
+    row = {"type": "struct", "fields": [cell | {"field": "id"}, cell | {"field": "name"}], "field": "after"}
+    schema = {"type": "struct", "fields": [row, row | {"field": "before"}, {"type": "string", "field": "op"}]}
+    one, pen = ({"value": value, "set": True} for value in ("1", "pen"))
+    events = [
+        {"op": "c", "before": None, "after": {"id": one, "name": pen}},
+        {"op": "u", "before": None, "after": {"id": one, "name": None}},
+        {"op": "d", "before": {"id": one, "name": None}, "after": None},
+    ]
+    messages = [record({"schema": schema, "payload": event} if is_enveloped else event) for event in events]
+    found = letters("debezium-json", messages, {"id": key_type, "name": "string"})
+    assert len(found) == 3
+    assert all("; such messages are rows whose columns are objects {value, set}" in str(reason) for reason in found)
+
+
 @pytest.mark.parametrize("is_nested", [False, True])
 def test_a_new_field_within_a_column_is_named(is_nested: bool) -> None:
     dtype = "struct<geo:struct<city:string>>" if is_nested else "struct<city:string>"
