@@ -68,7 +68,7 @@ class Recognized:
     note: str = ""
 
 
-_IGNORED = Unrecognized("no message is about a row")
+NO_ROWS = Unrecognized("no message is about a row")
 """The result for messages that don't tell the format of other messages."""
 
 
@@ -89,9 +89,9 @@ def recognize(records: Iterable[Record], schemas: Schemas | None = None) -> Reco
             keys[what.key or _fields(key, schemas)] += 1
             what = replace(what, key=())
         found[what] += 1
-    del found[_IGNORED]
+    del found[NO_ROWS]
     if not found:
-        return _IGNORED
+        return NO_ROWS
     (most, count), total = found.most_common(1)[0], sum(found.values())
     if isinstance(most, Unrecognized):
         return most
@@ -112,7 +112,7 @@ def mistaken(format_name: str, options: Mapping[str, Any], record: Record) -> st
     :param options: its `format_options`.
     """
     key, value = record
-    what = _IGNORED if value is None else _one(key, value, None)
+    what = NO_ROWS if value is None else _one(key, value, None)
     if isinstance(what, Recognized):
         return other_format(what, format_name, options)
     return what.reason if what.known and not (what.needs_registry and "avro" in format_name) else ""
@@ -227,7 +227,7 @@ def _json(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognize
     has_schema = enveloped and isinstance(document["schema"], dict)
     row = document["payload"] if enveloped else document
     if not isinstance(row, dict):
-        return _IGNORED if row is None else Unrecognized("the messages are JSON, but not objects")
+        return NO_ROWS if row is None else Unrecognized("the messages are JSON, but not objects")
     if {"__op", "__deleted"} & row.keys():
         return Recognized("debezium-json", FLATTENED, has_schema)
     known = foreign(row) or _message(row, has_schema) or internal(row)
@@ -249,14 +249,14 @@ def _message(row: Mapping[str, Any], has_schema: bool) -> Recognized | Unrecogni
     if "op" in row and ({"before", "after"} & row.keys() or row["op"] == "t"):
         return Recognized("debezium-json", has_schema=has_schema)
     if "isDdl" in row and isinstance(kind, str) and kind in _CANAL:
-        return Recognized("canal-json", key=_names(row.get("pkNames"))) if row.get("data") else _IGNORED
+        return Recognized("canal-json", key=_names(row.get("pkNames"))) if row.get("data") else NO_ROWS
     if "database" in row and isinstance(kind, str) and ("ts" in row or "data" in row):
-        return Recognized("maxwell-json", key=_names(row.get("primary_key_columns"))) if row.get("data") else _IGNORED
+        return Recognized("maxwell-json", key=_names(row.get("primary_key_columns"))) if row.get("data") else NO_ROWS
     if "op_type" in row and "table" in row:
-        return Recognized("ogg-json", key=_names(row.get("primary_keys"))) if row["op_type"] != "T" else _IGNORED
+        return Recognized("ogg-json", key=_names(row.get("primary_keys"))) if row["op_type"] != "T" else NO_ROWS
     metadata = row.get("metadata")
     if isinstance(metadata, dict) and {"operation", "record-type"} <= metadata.keys():
-        return Recognized("dms-json") if metadata["record-type"] == "data" else _IGNORED
+        return Recognized("dms-json") if metadata["record-type"] == "data" else NO_ROWS
     return None
 
 

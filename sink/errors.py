@@ -90,7 +90,7 @@ class NoMessagesError(TemporaryError):
 
     def __init__(self, target: str, source: str) -> None:
         super().__init__(
-            f"{target}: {source} has no messages yet. They tell the table's key and columns, so it is created when the "
+            f"{target}: {source} has no messages yet that tell the table's key and columns. It is created when the "
             "first ones come."
         )
 

@@ -17,7 +17,7 @@ from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, R
 from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
-from changelog.recognition import other_format, recognize
+from changelog.recognition import NO_ROWS, Recognized, other_format, recognize
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError, connect
 from changelog.spec import ChangelogSpec
@@ -68,7 +68,7 @@ class Sample(Protocol):
 
     @property
     def is_empty(self) -> bool:
-        """Whether the source has no messages."""
+        """Whether the source has no messages yet that tell columns: none, or for example only tombstones."""
 
 
 class SparkSample:
@@ -103,7 +103,7 @@ class SparkSample:
 
     @property
     def is_empty(self) -> bool:
-        return not len(self._first)
+        return self._asking_registry(lambda: tell_nothing(self._config, self._changes))
 
     @cached_property
     def _changes(self) -> pa.Table:
@@ -156,7 +156,7 @@ class PlainSample:
 
     @property
     def is_empty(self) -> bool:
-        return not any(part.num_rows for part in self._first.values())
+        return all(self._asked(records, tell_nothing) for records in self._changes.values())
 
     def _asked(self, records: pa.Table, question: Callable[[Config, pa.Table], T]) -> T:
         return _asking_registry(self._table, lambda: question(self._config, records))
@@ -206,17 +206,28 @@ def refuse_others(config: Config, table: TableSection, records: pa.Table) -> Non
     source = config.source
     if source.format not in formats.OURS:
         return
-    first = records.slice(0, _RECOGNIZED)
-    pairs = zip(first.column("key").to_pylist(), first.column("value").to_pylist(), strict=True)
-    reads_avro = "avro" in source.format
-    what = recognize(pairs, connect(source.format_options) if reads_avro else None)
+    what = _recognized(config, records)
     if isinstance(what, Unrecognized):
-        if what.known and not (what.needs_registry and reads_avro):
+        if what.known and not (what.needs_registry and "avro" in source.format):
             raise NotChangesError(table.target, table.source, what.reason, is_internal=what.internal)
         return
     other = other_format(what, source.format, source.format_options)
     if other and not infer_fields(config, records):
         raise NotChangesError(table.target, table.source, other, is_internal=False)
+
+
+def tell_nothing(config: Config, records: pa.Table) -> bool:
+    """Whether raw records (`RAW_SCHEMA`) are too few to tell columns, and no more than that is wrong."""
+    if not records.num_rows or records.num_rows >= SAMPLE:
+        return not records.num_rows
+    what = _recognized(config, records)
+    return (what == NO_ROWS or isinstance(what, Recognized)) and not infer_fields(config, records)
+
+
+def _recognized(config: Config, records: pa.Table) -> Recognized | Unrecognized:
+    first = records.slice(0, _RECOGNIZED)
+    pairs = zip(first.column("key").to_pylist(), first.column("value").to_pylist(), strict=True)
+    return recognize(pairs, connect(config.source.format_options) if "avro" in config.source.format else None)
 
 
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:

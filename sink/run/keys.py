@@ -125,6 +125,8 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
             return TableKey(columns, False, (_fields(section, columns),))
     fields = _stated(section, path, sample)
     known_columns = [column.name for column in table.columns()] if table else list(sample.columns() or ())
+    if not known_columns and section.columns is None and sample.is_empty:
+        raise NoMessagesError(section.target, section.source)
     columns = _columns(section, path, fields, known_columns)
     return TableKey(columns, False, (_fields(section, columns),))
 

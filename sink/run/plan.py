@@ -194,9 +194,9 @@ def inferred_columns(
     """
     if table is not None or section.columns is not None:
         return None
-    if config.source.type == "kafka" and sample.is_empty:
-        raise NoMessagesError(section.target, section.source)
     found = sample.columns()
+    if found is None and config.source.type == "kafka" and sample.is_empty:
+        raise NoMessagesError(section.target, section.source)
     return None if found is None else declared_types(section, found)
 
 

@@ -221,7 +221,12 @@ def _flipped(draw: st.DrawFn, examples: Sequence[Any]) -> bytes:
     return bytes(whole)
 
 
+NOTHING = b'{"schema":null,"payload":null}'
+"""A null as Kafka's JsonConverter with schemas.enable wrote it: a key or value of Debezium."""
+
 _SPECIAL = [
+    NOTHING,
+    b'{"ts_ms":1}',
     b"",
     b"null",
     b"[]",
