@@ -164,7 +164,8 @@ class FormatType(Protocol):
 
     `OPTIONS`: name -> allowed values. The first value is the default; an empty tuple allows any value.
     `REQUIRED`: names of the options that a user must set.
-    `DELETES_CARRY_ROW`: a delete has the old row's values, also those of columns that aren't in the key.
+    `DELETES_CARRY_ROW`: a delete has the old row's values, also those of columns that aren't in the key. If not, an
+    update's old row may have made-up values too (`changelog.made_up`).
     `STATES_KEY`: `changes` gives `MessageKey`s. If a class lacks this attribute, it gives no `MessageKey`, and its
     tables need a configured `key`.
     `MAY_LACK_VALUES`: `changes` gives `Changes.unavailable`. If a class lacks this attribute, it never does.

@@ -23,6 +23,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.made_up import says_something
 from changelog.rows import BAD, KIND, MOVED, MOVED_SEPARATOR, Mask, RowKind, sets_row
 from changelog.spec import ChangelogSpec
 
@@ -139,8 +140,8 @@ def _known(
         there[:, number] = other.is_valid()
         moved[:, number] = pc.fill_null(pc.equal(image, other), False)
         varies[number] = pc.count_distinct(image).as_py() > 1
-        full.append(_says_something(image))
-        blank |= _says_something(other) & ~full[-1]
+        full.append(says_something(image))
+        blank |= says_something(other) & ~full[-1]
     certain = is_paired & ((kinds[removals] == RowKind.UPDATE_BEFORE) | (record[removals] == record[partners]))
     certain |= told[record[removals]]
     alike = moved.any(axis=1) & (2 * moved.sum(axis=1) >= there.sum(axis=1))
@@ -148,20 +149,6 @@ def _known(
     whole = np.logical_and.reduce(full)[:, np.newaxis] & (shape[1] > 1)
     known = (moved & ~blank[:, np.newaxis]) | (valid & rich & varies) | (valid & whole)
     return known, ~is_paired | certain | alike
-
-
-def _says_something(values: pa.ChunkedArray) -> npt.NDArray[np.bool_]:
-    """Whether each value is one that nobody makes up: neither null nor 0, false or an empty text."""
-    dtype = values.type
-    if pa.types.is_string(dtype) or pa.types.is_binary(dtype):
-        said = pc.greater(pc.binary_length(values), 0)
-    elif pa.types.is_boolean(dtype):
-        said = values
-    elif pa.types.is_temporal(dtype):
-        said = pc.not_equal(values.cast(pa.int32() if pa.types.is_date32(dtype) else pa.int64()), 0)
-    else:
-        said = pc.not_equal(values.cast(pa.float64()), 0)
-    return np.asarray(pc.fill_null(said, False))
 
 
 def _with_texts(rows: pa.Table, removals: Ints, names: Sequence[str], known: npt.NDArray[np.bool_]) -> pa.Table:

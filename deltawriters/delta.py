@@ -25,6 +25,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.amounts import amount
+from changelog.made_up import surely_logged
 from changelog.rows import BAD, HASH, KIND, MOVED, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
 from deltawriters import partitioning
 from deltawriters.collapse import (
@@ -70,7 +71,8 @@ class DeltaOptions:
     :param table_is_empty: earlier snapshots have no rows to delete. The commit must then refuse concurrent appends.
     :param global_deletes: the table has data under other specs than the current spec, so the writer writes equality
         deletes under the unpartitioned spec.
-    :param deletes_carry_row: a -D row has the old values of the partition source columns. A -U row always has them.
+    :param deletes_carry_row: -U and -D rows have the old values of the partition source columns. False: a -D row has
+        only its key, and a -U row may have made-up values (`changelog.made_up`).
     :param content: the columns whose content settles ties. Empty means all columns.
     :param flush_bytes: the writer buffers this many Arrow bytes before it writes rows.
     :param copy_on_write: the table gets no deletes. The caller has to remove `IndexResult.old_rows` from their files.
@@ -675,14 +677,17 @@ class DeltaWriter:
         """Whether each first change tells the partition that its key must be deleted from.
 
         A null in a source column is ambiguous: the old value was null, or the before-image lacks the column. So null
-        counts as unknown.
+        counts as unknown, and so does what may be made up.
         """
         kinds = storage(first.column(KIND)).to_numpy(zero_copy_only=False)
         known: npt.NDArray[np.bool_] = kinds == RowKind.UPDATE_BEFORE
         if self._options.deletes_carry_row:
             known |= kinds == RowKind.DELETE
         for name in self._sources:
-            known &= storage(first.column(name)).is_valid().to_numpy(zero_copy_only=False)
+            values = storage(first.column(name))
+            known &= values.is_valid().to_numpy(zero_copy_only=False)
+            if not self._options.deletes_carry_row and name not in self._options.key:
+                known &= surely_logged(pc.if_else(pa.array(known), values, pa.scalar(None, values.type)))
         return known
 
 

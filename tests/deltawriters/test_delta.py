@@ -179,6 +179,37 @@ def test_an_unknown_old_partition_is_deleted_from_globally(tmp_path: Path) -> No
     assert table.specs_by_id[delete.description["spec-id"]].is_unpartitioned()
 
 
+@pytest.mark.parametrize(
+    ("regions", "known"),
+    [
+        (["eu"], []),  # nothing shows that it isn't the column's default
+        (["eu", "eu"], []),
+        (["eu", "us"], ["eu", "us"]),
+        (["eu", ""], []),
+        (["eu", "us", "", None], ["eu", "us"]),
+    ],
+)
+def test_an_old_partition_that_may_be_made_up_is_unknown(
+    tmp_path: Path, regions: list[str | None], known: list[str]
+) -> None:
+    """Postgres may have logged only the columns of an index. Then Debezium writes '' or the column's default."""
+    table = table_at(tmp_path, BY_REGION)
+    lake = Lake(table)
+    homes = ["eu", "us", "asia", "asia"][: len(regions)]  # where the rows are
+    rows = [(RowKind.INSERT, 1, {"id": i, "region": home}) for i, home in enumerate(homes)]
+    lake.commit(write(table, DeltaOptions(KEY), batch(rows), operation="a"))
+    changes = [(RowKind.UPDATE_BEFORE, 2, {"id": i, "region": region}) for i, region in enumerate(regions)]
+    changes += [(RowKind.UPDATE_AFTER, 3, {"id": i, "region": "new"}) for i in range(len(regions))]
+    files = write(table, DeltaOptions(KEY, mode="changelog", deletes_carry_row=False), batch(changes), operation="b")
+    lake.commit(files)
+    assert [row["region"] for row in lake.rows()] == ["new"] * len(regions)
+    deletes = [file for file in files if file.content is FileContent.EQUALITY_DELETES]
+    globally = sum(f.record_count for f in deletes if table.specs_by_id[f.description["spec-id"]].is_unpartitioned())
+    inside = [f for f in deletes if not table.specs_by_id[f.description["spec-id"]].is_unpartitioned()]
+    assert sorted(str(*f.description["partition"].values()) for f in inside) == known
+    assert globally == len(regions) - len(known)
+
+
 def test_data_files_roll_at_the_target_size(tmp_path: Path) -> None:
     table = table_at(tmp_path, properties={"write.target-file-size-bytes": "2000"})
     rows = [(RowKind.INSERT, i, {"id": i, "region": f"region {i * 7919 % 1000}"}) for i in range(1000)]
