@@ -122,4 +122,4 @@ class MaxwellJson:
             unknown=found.unknown,
         )
         # with `output_nulls=false`, a field that `old` has and `data` lacks has become null
-        yield from self._images.changes(rows, Lacks(values, "data", data, changed="old"))
+        yield from self._images.changes(rows, Lacks(values, "data", data, changed=old))

@@ -483,8 +483,7 @@ class Lacks:
     :param message: for each row, the number of its message in `values`. None: row i is in message i.
     :param place: for each row, its place in the list. None: there is no list.
     :param marked: takes the name of a field and returns which rows are marked as lacking it (bool).
-    :param changed: the field of a message that has old values of changed fields. A field with one doesn't count as
-        missing: it has become null.
+    :param changed: old values of changed fields. A field with one isn't missing: it has become null.
     """
 
     def __init__(
@@ -495,7 +494,7 @@ class Lacks:
         message: Ints | None = None,
         place: Ints | None = None,
         marked: Callable[[str], pa.Array] | None = None,
-        changed: str | None = None,
+        changed: pa.StructArray | None = None,
     ) -> None:
         self._changed = changed
         self._values = values
@@ -504,7 +503,7 @@ class Lacks:
         self._message = np.arange(len(values)) if message is None else message
         self._place = place
         self._marked = marked
-        self._parsed: dict[int, dict[str, Any]] = {}
+        self._parsed: dict[int, Any] = {}
         self._too_deep: set[int] = set()
 
     def __call__(self, names: Sequence[str], among: pa.Array) -> dict[str, pa.Array]:
@@ -519,6 +518,8 @@ class Lacks:
         among = pc.and_(among, self._images.is_valid())
         for name in names:
             absent = pc.and_(among, at_field(self._images, name).is_null())
+            if self._changed is not None:
+                absent = pc.and_not(absent, at_field(self._changed, name).is_valid())
             marked = self._marked(name) if self._marked is not None else pa.scalar(False)
             found[name] = pc.and_(among, marked).to_numpy(zero_copy_only=False).copy()
             nulls = np.flatnonzero(absent)
@@ -527,9 +528,7 @@ class Lacks:
         texts = self._texts(searched)
         for name, rows in doubtful.items():
             if len(rows):
-                lacking = self._lacking(name, rows, texts.take(pa.array(np.searchsorted(searched, rows))))
-                found[name][rows[lacking]] = True
-                found[name][self._became_null(name, rows[lacking])] = False
+                found[name][rows] |= self._lacking(name, rows, texts.take(pa.array(np.searchsorted(searched, rows))))
         return {name: pa.array(flags) for name, flags in found.items()}
 
     def rejected(self, record: pa.Array) -> Iterator[Rejected]:
@@ -567,30 +566,17 @@ class Lacks:
             found[number] = image is not None and name not in image
         return found
 
-    def _became_null(self, name: str, rows: Ints) -> Ints:
-        """Those of the rows, whose images lack the field, that have an old value of it."""
-        if self._changed is None or not len(rows):
-            return rows[:0]
-        texts = self._values.take(pa.array(self._message[rows]))
-        named = pc.match_substring_regex(texts, rf"(?:{re.escape(json.dumps(name, ensure_ascii=False))}\s*:|\\u)")
-        olds = ((row, self._parse(row).get(self._changed)) for row in rows[named.to_numpy(zero_copy_only=False)])
-        return np.array([row for row, old in olds if isinstance(old, dict) and old.get(name) is not None], np.int64)
-
     def _image(self, row: int) -> Any:
         """The image of a row as Python has it. None if its message is nested too deeply."""
-        images = self._parse(row).get(self._side)
-        return images if images is None or self._place is None else images[int(self._place[row])]
-
-    def _parse(self, row: int) -> dict[str, Any]:
-        """The message of a row as Python has it. Empty if it is nested too deeply."""
         message = int(self._message[row])
         if message not in self._parsed:
             try:
-                self._parsed[message] = parse(self._values[message].as_py())
+                self._parsed[message] = parse(self._values[message].as_py())[self._side]
             except RecursionError:
-                self._parsed[message] = {}
+                self._parsed[message] = None
                 self._too_deep.add(message)
-        return self._parsed[message]
+        images = self._parsed[message]
+        return images if images is None or self._place is None else images[int(self._place[row])]
 
     def _texts(self, rows: Ints) -> pa.Array:
         """The texts between the braces of rows' images. Null where an image has other braces (also in a value) or

@@ -8,7 +8,7 @@ from decimal import Decimal
 from typing import Any
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from tests.changelog.messages import decode, messages, raw_records, spec
@@ -57,6 +57,7 @@ def test_what_a_set_option_says_is_believed() -> None:
     assert advised(reason, "'10.50' is a number, not base64")
 
 
+@settings(deadline=None)
 @given(st.lists(st.integers(-(10**11), 10**11), min_size=1, max_size=20))
 def test_a_decimal_is_read_exactly_or_not_at_all(numbers: list[int]) -> None:
     """By its own record alone, whatever the other records of the batch are."""
