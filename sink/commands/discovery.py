@@ -424,7 +424,8 @@ def _guess_of_integers(column: str, numbers: Sequence[int], is_debezium: bool) -
         return f"may be a time in microseconds: {way}"
     if all(number in _MILLISECONDS for number in numbers):
         if is_debezium:
-            return "may be a time in milliseconds, which only a schema tells from microseconds"
+            way = f"then write timestamp_ntz, and format_options: {{milliseconds: [{column}]}} under source"
+            return f"may be a time in milliseconds: {way}"
         return f"may be a time in milliseconds: {computed.format('millis', column)}"
     if is_debezium and all(number in _DAYS for number in numbers) and _DAY_NAME.search(column):
         return "may be a date in days since 1970: then write date"

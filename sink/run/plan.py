@@ -16,6 +16,7 @@ from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.encoded import MAYBE_BASE64
+from changelog.values.readings import DECIMALS
 from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
 from sink.config.options import did_you_mean
@@ -214,7 +215,7 @@ def maybe_decimals(config: Config, new: Mapping[str, str]) -> Iterator[str]:
     source = config.source
     if not names or source.format != "debezium-json":
         return
-    if source.format_options.get("decimal.handling.mode", "precise") == "precise":
+    if source.format_options.get(DECIMALS, "precise") == "precise":
         yield (
             f"{', '.join(names)}: the text looks like base64, in which Debezium sends decimals without a schema, and "
             f'the column becomes string for good. If it is a decimal, declare it (types: {{{names[0]}: "decimal(p,s)"}}'
