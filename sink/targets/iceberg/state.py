@@ -201,8 +201,8 @@ class IcebergState(TableState):
             return
         if identifiers and identifiers != set(section.key):
             raise TableError(
-                f"{section.target} has the identifier fields {sorted(identifiers)}, but key is {section.key}. They "
-                "must be the same."
+                f"{section.target} has the identifier fields {', '.join(sorted(identifiers))}, but key is "
+                f"{', '.join(section.key)}. They must be the same: correct key, or see docs/change-a-table.md, The key."
             )
         for name in section.key:
             if str(schema.find_type(name)) in ("float", "double"):
