@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.changes import Changes
@@ -352,6 +352,60 @@ def test_a_column_that_an_update_leaves_out_is_not_missing_from_the_source() -> 
     assert not seen
     list(ChangelogDecoder("ogg-json", table, seen.update)([raw_records(messages(ogg({"ID": 1}, op="I")))]))
     assert seen == {"TITLE": "missing", "SHELF": "missing"}
+
+
+NASTY = ["", "a", "{", "}", "}]", '"shelf":null', '{"shelf":null}', "\\", '\\"', "data", "é"]
+VALUES = st.none() | st.sampled_from(NASTY)
+NESTED = st.sampled_from([{"shelf": None}, {"data": {"shelf": None}}, [{"shelf": None}], {"data": [{"shelf": None}]}])
+IMAGES = st.fixed_dictionaries(
+    {"id": st.integers(1, 3)},
+    optional={"title": VALUES | NESTED, "shelf": VALUES, "data": NESTED, "x": NESTED | VALUES, "old": NESTED},
+)
+SPELLINGS: list[dict[str, Any]] = [
+    {"separators": (",", ":")},
+    {},
+    {"separators": (" , ", " : "), "ensure_ascii": False},
+]
+
+
+@settings(deadline=None, max_examples=80)
+@given(
+    st.lists(st.tuples(st.lists(IMAGES, min_size=1, max_size=3), NESTED | st.none(), st.booleans()), max_size=5),
+    st.sampled_from(SPELLINGS),
+    st.sampled_from(["ignore", "evolve"]),
+)
+def test_what_images_lack_is_what_json_says(given_: list[Any], spelling: dict[str, Any], schema_changes: str) -> None:
+    """Whatever texts, nested objects and neighbours there are."""
+    for name in ("maxwell-json", "canal-json", "ogg-json", "dms-json"):
+        texts, expected = [], []
+        for images, more, first in given_:
+            if name == "canal-json":
+                parts: dict[str, Any] = {"type": "UPDATE", "data": images}
+            elif name == "maxwell-json":
+                images, parts = images[:1], {"type": "update", "data": images[0]}
+            elif name == "ogg-json":
+                images, parts = images[:1], {"op_type": "U", "after": images[0]}
+            else:
+                images = images[:1]
+                parts = {"data": images[0], "metadata": {"record-type": "data", "operation": "update"}}
+            parts = {"x": more, **parts} if first else {**parts, "x": more}
+            texts.append(json.dumps(parts, **spelling))
+            expected += [sorted({"title", "shelf"} - image.keys()) for image in images]
+        if not texts:
+            return
+        options = {"missing.columns": "unavailable"}
+        table = spec(DMS, keeps_unavailable=True, options=options, schema_changes=schema_changes)
+        (rows,) = ChangelogDecoder(name, table)([raw_records(messages(*texts))])
+        assert is_bad(rows) is None
+        lacking = [
+            [] if bits is None else [
+                column for column, lacks in zip(DMS, unavailable_columns(pa.array([bits]), 3)[0], strict=True) if lacks
+            ]
+            for bits in rows.column(UNAVAILABLE).to_pylist()
+        ]  # fmt: skip
+        places = [name_ for name_ in rows.schema.names if name_.startswith("_rowdelta_order")]
+        order = np.argsort(rows.column(places[-1]).to_numpy())
+        assert [sorted(lacking[number]) for number in order] == expected, (name, texts)
 
 
 @given(st.lists(st.lists(st.booleans(), min_size=11, max_size=11), min_size=1, max_size=20), st.integers(1, 11))

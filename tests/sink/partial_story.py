@@ -134,4 +134,5 @@ def play_tools(job: Job, read: Read) -> None:
     job.table = order | {"unavailable": "reject"}
     write(job, {"data": {"id": 1, "title": "x"}, "metadata": metadata, "pos": 6})
     job.run()
-    assert [letter[1] for letter in letters(job) if letter[1] != moved] == ["column shelf is missing"]
+    reasons = [letter[1] for letter in letters(job) if letter[1] != moved]
+    assert [reason.partition(",")[0] for reason in reasons] == ["column shelf is missing"]
