@@ -158,7 +158,7 @@ def test_what_would_duplicate_or_lose_rows_is_refused(make: Callable[..., Job]) 
 def test_nothing_to_forget(make: Callable[..., Job]) -> None:
     job = make("v2")
     job.run()
-    assert reset.find(job.spark, job.config(), "orders", empty=True) is None
+    assert reset.find(job.spark, job.config(), "orders", empty=False) is None
 
 
 @pytest.fixture
