@@ -112,7 +112,10 @@ def test_all_tables_equal_their_sources(stack: Stack) -> None:
     folders = [stack.folder / name for name in ("json", "avro")]
     tables = [[table | {"verify": source_of(stack, table)} for table in each] for each in (JSON_TABLES, AVRO_TABLES)]
     configurations = [
-        configuration(stack, folders[0], "json", "debezium-json", tables[0]),
+        # the connector's default: by chance a negative amount in base64 may be digits only
+        configuration(
+            stack, folders[0], "json", "debezium-json", tables[0], format_options={"decimal.handling.mode": "precise"}
+        ),
         configuration(stack, folders[1], "avro", "debezium-avro", tables[1], format_options=registry),
     ]
     with ExitStack() as ends:
