@@ -30,7 +30,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
+from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed
 from changelog.row_images import (
     INTEGER,
@@ -56,6 +56,7 @@ from changelog.row_images import (
     text,
 )
 from changelog.rows import BadRecord, RowKind
+from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 OPERATIONS = Operations(
@@ -81,12 +82,15 @@ class CanalJson:
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
+    NAMES_TABLE = True
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL")
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
         fields: Fields = {
+            "database": TEXT,
+            "table": TEXT,
             "type": TEXT,
             "isDdl": Leaf((pa.bool_(),)),
             "es": INTEGER,
@@ -98,11 +102,12 @@ class CanalJson:
         }
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         return each(self._reader, records, self._messages)
 
-    def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected | MessageKey]:
+    def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         message = found.values
+        yield table_names(found.record, at_field(message, "database"), at_field(message, "table"))
         op = text(at_field(message, "type"))
         is_ddl = pc.is_in(text(at_field(message, "isDdl")), value_set=pa.array(["true"]))
         # DDL of other types: statements that Canal sends to every topic, such as GRANT

@@ -135,6 +135,18 @@ class MessageKey:
     record: int
 
 
+@dataclass(frozen=True)
+class TableNames:
+    """The source's tables that records name (`changelog.source_tables`).
+
+    :param record: int64; row numbers in the raw batch.
+    :param name: string; null where a record names no table.
+    """
+
+    record: pa.Array
+    name: pa.Array
+
+
 class UnavailableError(Exception):
     """A service that a format needs doesn't answer. The records are right: the job stops, and may be started again."""
 
@@ -153,7 +165,7 @@ class Format(Protocol):
     A Spark task keeps the object for all its batches, so the object may use what it learned from earlier batches.
     """
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey | TableNames]:
         """The changes in raw records (`RAW_SCHEMA`). A record that occurs in no `Changes` and no `Rejected` is ignored,
         such as a tombstone.
         """
@@ -168,6 +180,7 @@ class FormatType(Protocol):
     update's old row may have made-up values too (`changelog.made_up`).
     `STATES_KEY`: `changes` gives `MessageKey`s. If a class lacks this attribute, it gives no `MessageKey`, and its
     tables need a configured `key`.
+    `NAMES_TABLE`: `changes` gives `TableNames`. If a class lacks this attribute, it never does.
     `MAY_LACK_VALUES`: `changes` gives `Changes.unavailable`. If a class lacks this attribute, it never does.
     """
 

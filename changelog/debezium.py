@@ -28,10 +28,11 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.avro_records import prefixed
-from changelog.changes import BadOptionError, Changes, Rejected, Wire
+from changelog.changes import BadOptionError, Changes, Rejected, TableNames, Wire
 from changelog.key_values import KeyReader
 from changelog.row_images import differ, epoch, truncated
 from changelog.rows import BadRecord, RowKind
+from changelog.source_tables import table_names
 from changelog.spec import ChangelogSpec
 from changelog.values.nested import is_list
 
@@ -45,6 +46,9 @@ FLATTENED = "flattened"
 
 TOMBSTONES = "tombstones"
 """Name of an option of the format: whether a tombstone without its `d` deletes."""
+
+SOURCE_NAMES = ("db", "schema", "table", "collection")
+"""Fields of an event's `source` that name its table. MongoDB has collections."""
 
 ADDED_TIMES = ("source_ts_us", "source_ts_ms", "ts_ms")
 """Fields with times that `ExtractNewRecordState` can add to a row, without their prefix, the most exact one first."""
@@ -354,7 +358,8 @@ def lone_tombstones(
     """Row numbers of those tombstones that delete a row: the ones that don't come right after a delete of the same key.
     Usually a `d` comes right before, and has deleted the row. But Kafka's compaction, or a filter, may drop the `d` and
     keep the tombstone. A tombstone without a key is ignored, and so are all of them if `order_by` is set: they have no
-    order value. Among flattened rows a tombstone may be all that says that a row was deleted, so all of them count.
+    order value; or if the topic has several tables: nothing says of which one it is. Among flattened rows a tombstone
+    may be all that says that a row was deleted, so all of them count.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of all tombstones.
@@ -364,6 +369,8 @@ def lone_tombstones(
         return np.empty(0, np.int64)
     if is_flattened(spec):
         return rows
+    if spec.is_mixed:
+        return np.empty(0, np.int64)
     keys = records.column("key")
     rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
     if not len(rows) or spec.inserts_only or spec.order_by:
@@ -391,6 +398,13 @@ def deletes_by_key(
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of the tombstones (`lone_tombstones`).
     """
+    if spec.is_mixed and len(rows):
+        reason = (
+            "a tombstone doesn't say of which table it is, and the topic has several. Let the transform keep deletes "
+            "as rows (delete.tombstone.handling.mode: rewrite, and table among its add.fields)"
+        )
+        yield Rejected(pa.array(rows), BadRecord.OTHER_TABLE, reason)
+        return
     for keyed in keys.read(records.column("key").take(pa.array(rows))) if len(rows) else ():
         if isinstance(keyed, Rejected):
             reason = prefixed("a tombstone deletes the row of its key, and can't here: ", keyed.reason)
@@ -518,6 +532,22 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
         if column.name in spec.key and before is not None and after is not None:
             changed = pc.or_(changed, differ(before.values, after.values))
     return changed
+
+
+def event_tables(record: pa.Array, named: Callable[[str], pa.Array | None]) -> TableNames:
+    """The names of events' tables.
+
+    :param named: returns the values of a field of `source`, if the events have it (`SOURCE_NAMES`).
+    """
+    absent = pa.nulls(len(record), pa.string())
+    *parts, table, collection = (absent if (found := named(name)) is None else found for name in SOURCE_NAMES)
+    tables = [each for each in (table, collection) if pa.types.is_string(each.type)]
+    return table_names(record, *parts, pc.coalesce(*tables) if tables else absent)
+
+
+def added_names(prefix: str) -> Mapping[str, tuple[str, str]]:
+    """Field of `source` -> names of the fields in which `ExtractNewRecordState` adds it to a row."""
+    return {name: (f"{prefix}source_{name}", f"{prefix}{name}") for name in SOURCE_NAMES}
 
 
 def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:

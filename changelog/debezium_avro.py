@@ -26,12 +26,14 @@ from changelog import avro_records, debezium, schema_registry
 from changelog.avro_body import Want
 from changelog.avro_records import AvroReader, Path, Read, RefusedError
 from changelog.avro_schema import Node
-from changelog.changes import Changes, MessageKey, Rejected, Wire
+from changelog.changes import Changes, Rejected, Wire
 from changelog.debezium import Befores, Events, Images
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys, Rows
+from changelog.row_images import first
 from changelog.rows import BadRecord
 from changelog.schema_registry import Schemas
+from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
 
 _SOURCE_TIME: tuple[Path, ...] = (("source", "ts_us"), ("source", "ts_ms"), ("ts_ms",))
@@ -47,6 +49,7 @@ class DebeziumAvro:
     REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
     DELETES_CARRY_ROW = False
     STATES_KEY = True
+    NAMES_TABLE = True
     MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         **schema_registry.OPTIONS,
@@ -64,13 +67,15 @@ class DebeziumAvro:
         self._order = avro_records.order_paths(spec)
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         self._added = debezium.added_fields(spec, self._prefix)
+        # a prefix tells the transform's fields from the row's
+        self._names = debezium.added_names(self._prefix) if self._prefix else {}
         self._flattened = debezium.is_flattened(spec)
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._befores = AvroReader(schemas, self._before_plan)
         self._keys = KeyReader(spec, schemas=schemas)
         self._message_keys = MessageKeys(schemas)
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
         values = records.column("value")
@@ -96,6 +101,7 @@ class DebeziumAvro:
         kept = [c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals]
         paths: list[Path] = [("op",), *(("after", field) for field in self._columns), *(("before", f) for f in kept)]
         paths += [place for path in self._order for place in _places(path)]
+        paths += [("source", name) for name in debezium.SOURCE_NAMES]
         if "_ts" in self._spec.metadata:
             paths += _SOURCE_TIME
         want = avro_records.wanted(schema, paths)
@@ -106,7 +112,8 @@ class DebeziumAvro:
     def _before_plan(self, schema: Node) -> Want:
         return avro_records.wanted(schema, [("before", field) for field in self._columns])
 
-    def _events(self, found: Read, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def _events(self, found: Read, records: pa.RecordBatch) -> Iterator[Found]:
+        yield debezium.event_tables(found.record, lambda name: found.array(("source", name)))
         op = found.wire(("op",))
         assert op is not None
         metadata = {"_op": op.values} if "_op" in self._spec.metadata else {}
@@ -135,14 +142,21 @@ class DebeziumAvro:
                 BadRecord.UNPARSEABLE, f"the value is Avro of type {schema.value.kind}, expected a record"
             )
         added = [(self._prefix + "op",), (self._prefix + "deleted",), *self._row_times]
+        added += [(name,) for names in self._names.values() for name in names]
         return avro_records.wanted(schema, [*((field,) for field in self._columns), *self._order, *added])
+
+    def _added_name(self, found: Read, name: str) -> pa.Array | None:
+        arrays = [array for field in self._names[name] if (array := found.array((field,))) is not None]
+        return first(*arrays) if arrays else None
 
     @property
     def _row_times(self) -> list[Path]:
         return [(self._prefix + name,) for name in debezium.ADDED_TIMES] if "_ts" in self._spec.metadata else []
 
-    def _rows(self, found: Read, records: pa.RecordBatch) -> Iterator[Changes | Rejected]:
+    def _rows(self, found: Read, records: pa.RecordBatch) -> Iterator[Found]:
         count = len(found.record)
+        if self._names:
+            yield debezium.event_tables(found.record, lambda name: self._added_name(found, name))
         deleted = pc.equal(_text(found.array((self._prefix + "deleted",)), count), "true")
         said = pc.coalesce(_text(found.array((self._prefix + "op",)), count), "u")
         op = pc.if_else(pc.fill_null(deleted, False), "d", said)

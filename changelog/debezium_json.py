@@ -10,7 +10,7 @@ are rows that the transform `ExtractNewRecordState` made. The names of fields th
 `add.fields.prefix` (`__`).
 """
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -21,14 +21,15 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog import debezium
-from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
+from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type, without_null_payloads
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
-from changelog.row_images import first
+from changelog.row_images import TEXT, first
 from changelog.rows import BadRecord
+from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates, logical, readings, spark_type
 
@@ -51,6 +52,7 @@ class DebeziumJson:
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
     STATES_KEY = True
+    NAMES_TABLE = True
     MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         readings.DECIMALS: ("precise", "string", "double"),
@@ -77,7 +79,7 @@ class DebeziumJson:
         self._message_keys = MessageKeys()
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         for name in ("key", "value"):
             column = without_null_payloads(records.column(name))
             records = records.set_column(records.schema.get_field_index(name), records.schema.field(name), column)
@@ -137,6 +139,8 @@ class _EventReader:
         if "_ts" in spec.metadata:
             for path in _SOURCE_TIME:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
+        for name in debezium.SOURCE_NAMES:
+            shape = with_path(shape, f"source.{name}", TEXT)
         images = {"before": Object(before), "after": Object(after, watched)}
         self._reader = JsonReader(Object(shape | images))
         self._befores = JsonReader(Object({"before": Object({c.field: _leaf(c, self._types) for c in spec.columns})}))
@@ -151,13 +155,14 @@ class _EventReader:
             )
         self._keys = keys
 
-    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Found]:
         whole = self._in_parts(texts) if self._parts else None
         for found in self._reader.read(texts) if whole is None else (whole,):
             record = pa.array(rows[found.record.to_numpy()])
             if isinstance(found, Rejected):
                 yield Rejected(record, found.error_class, found.reason)
             else:
+                yield debezium.event_tables(record, lambda name: at_path(found.values, f"source.{name}"))  # noqa: B023
                 yield from self._events(records, record, found, texts.take(found.record))
 
     def _in_parts(self, texts: pa.Array) -> Parsed | None:
@@ -268,10 +273,18 @@ class _RowReader:
             shape = with_path(shape, name, Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype))))
         shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
         shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
+        # a prefix tells the transform's fields from the row's
+        self._names = debezium.added_names(self._prefix) if self._prefix else {}
+        for names in self._names.values():
+            for name in names:
+                shape = with_path(shape, name, TEXT)
         for name in self._times:
             shape = with_path(shape, name, Leaf((pa.int64(),)))
         self._reader = JsonReader(Object(shape, declared is None and spec.schema_changes != "ignore"))
         self._keys = keys
+
+    def _added_name(self, values: pa.StructArray) -> Callable[[str], pa.Array]:
+        return lambda name: first(*(values.field(field) for field in self._names[name]))
 
     @property
     def _times(self) -> tuple[str, ...]:
@@ -279,13 +292,15 @@ class _RowReader:
             return ()
         return tuple(f"{self._prefix}{name}" for name in debezium.ADDED_TIMES)
 
-    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Changes | Rejected]:
+    def changes(self, records: pa.RecordBatch, rows: Rows, texts: pa.Array) -> Iterator[Found]:
         for found in self._reader.read(texts):
             record = pa.array(rows[found.record.to_numpy()])
             if isinstance(found, Rejected):
                 yield Rejected(record, found.error_class, found.reason)
                 continue
             values = found.values
+            if self._names:
+                yield debezium.event_tables(record, self._added_name(values))
             deleted = values.field(f"{self._prefix}deleted").cast(pa.string())
             said = values.field(f"{self._prefix}op").cast(pa.string())
             op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))

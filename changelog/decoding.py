@@ -10,7 +10,7 @@ The code runs in Spark tasks (`mapInArrow`) on Arrow record batches, and needs n
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from types import ModuleType
 from typing import Any
 
@@ -29,6 +29,7 @@ from changelog.changes import (
     FormatError,
     MessageKey,
     Rejected,
+    TableNames,
     Truncates,
     UnavailableError,
     Wire,
@@ -51,6 +52,7 @@ from changelog.rows import (
     sets_row,
     unavailable_bits,
 )
+from changelog.source_tables import Found, strangers, with_tombstones
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.encoded import MAYBE_BASE64
@@ -91,10 +93,14 @@ def observed_type(wire: WireType) -> str:
     return MAYBE_BASE64 if wire.name == MAYBE_BASE64 else spark_type(wire).simpleString()
 
 
-StatedKeys = Mapping[tuple[str, ...], tuple[int, int]]
-"""Keys that messages state: names of the key's fields (`MessageKey.fields`) -> (partition, offset) of the first record
-that states this key. For records of files both numbers are -1.
+Place = tuple[int, int]
+"""Partition and offset of a record. Both are -1 for records of files."""
+Stated = Mapping[tuple[str, ...] | str, Place]
+"""What messages state of their table, with the place of the first record that states it: the names of the key's fields
+(`MessageKey.fields`), as a tuple, or the name of the source's table (`TableNames`), as a text.
 """
+StatedKeys = Mapping[tuple[str, ...], Place]
+"""The keys of `Stated`."""
 
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
@@ -137,13 +143,13 @@ class ChangelogDecoder:
     :param format: name of the format.
     :param observe: is called at most once a task, with fields that are no columns and columns that are too narrow for a
         value (name -> type).
-    :param observe_keys: is called at most once a task, with the keys that the messages state.
+    :param observe_stated: is called at most once a task, with the keys and tables that the messages state.
     """
 
     format: str
     spec: ChangelogSpec
     observe: Callable[[dict[str, str]], None] | None = None
-    observe_keys: Callable[[StatedKeys], None] | None = None
+    observe_stated: Callable[[Stated], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         decoder = _TaskDecoder(self.format, self.spec)
@@ -152,8 +158,8 @@ class ChangelogDecoder:
                 yield from decoder.decode(batch)
         if self.observe is not None and decoder.observed:
             self.observe(dict(decoder.observed))
-        if self.observe_keys is not None and decoder.stated_keys:
-            self.observe_keys(decoder.stated_keys)
+        if self.observe_stated is not None and decoder.stated:
+            self.observe_stated(decoder.stated)
 
 
 _DECODER_FAILED = "the decoder failed: "
@@ -184,7 +190,7 @@ class _TaskDecoder:
         self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
         self.observed: Observed = {}
-        self.stated_keys: StatedKeys = {}
+        self.stated: Stated = {}
 
     def decode(self, raw: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The changes of a batch, and its bad records.
@@ -230,7 +236,11 @@ class _TaskDecoder:
         has_images = False
         keys: list[MessageKey] = []
         keyless: list[Rejected] = []
-        for found in self._format.changes(raw):
+        parsed = list(self._format.changes(raw))
+        self._state_tables(raw, parsed)
+        if self._spec.source_tables and (others := strangers(parsed, self._spec.source_tables)):
+            return self._decoded_without(raw, parsed, others)
+        for found in parsed:
             if isinstance(found, Rejected):
                 keyless.append(found)
             if isinstance(found, Truncates) and not self._spec.truncate_refused:
@@ -240,7 +250,7 @@ class _TaskDecoder:
                 bad.add(found.record, found.error_class, _reasons(found))
             elif isinstance(found, MessageKey):
                 keys.append(found)
-            elif len(found.record):
+            elif isinstance(found, Changes) and len(found.record):
                 self._check_places(found, bad)
                 if self._spec.inserts_only:
                     self._check_inserts(found, bad)
@@ -253,7 +263,7 @@ class _TaskDecoder:
                 place = found.place
                 places.append(np.full(len(found.record), place) if isinstance(place, int) else place.to_numpy())
         for key in of_changes(raw, keys, keyless):
-            self.stated_keys = merged_keys(self.stated_keys, {key.fields: _place(raw, key.record)})
+            self.stated = merged_facts(self.stated, {key.fields: _place(raw, key.record)})
         self._explain(raw, bad)
         rejected = np.fromiter(bad.errors, np.int64, len(bad.errors))
         tables, stays = [], list[Mask]()
@@ -281,6 +291,29 @@ class _TaskDecoder:
         empty = raw.column("value").is_null().to_numpy(zero_copy_only=False)
         told = np.zeros(len(raw), np.bool_)
         return bared(with_moves(rows, self._spec, record, place, partition, empty, told), self._spec)
+
+    def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
+        for found in parsed:
+            if isinstance(found, TableNames):
+                for name in found.name.unique().drop_null().to_pylist():
+                    record = found.record[pc.index(found.name, name).as_py()].as_py()
+                    self.stated = merged_facts(self.stated, {name: _place(raw, record)})
+
+    def _decoded_without(self, raw: pa.RecordBatch, parsed: Sequence[Found], others: Mapping[str, Any]) -> pa.Table:
+        """Decode a batch without the messages of other tables. Those that would have changed rows are bad records."""
+        effective = [part.record.to_numpy() for part in parsed if isinstance(part, Changes | Rejected)]
+        bad, strange = _Bad(), np.concatenate(list(others.values()))
+        for name, rows in others.items():
+            told = pa.array(rows[np.isin(rows, np.concatenate(effective))] if effective else rows[:0], pa.int64())
+            bad.add(told, BadRecord.OTHER_TABLE, self._spec.other_table(name))
+        rest = np.setdiff1d(np.arange(raw.num_rows), with_tombstones(raw, strange))
+        if not self._spec.is_mixed:  # nobody knew until now
+            self._spec = replace(self._spec, is_mixed=True)
+            self._format = formats.find(self._format_name)(self._spec)
+        tables = [self._decoded(raw.take(pa.array(rest)))] if len(rest) else []
+        if bad.errors and not self._spec.ignores_other_tables:
+            tables.append(self._bad_rows(raw, bad))
+        return pa.concat_tables(tables).combine_chunks() if tables else self._schema.empty_table()
 
     def _explain(self, raw: pa.RecordBatch, bad: _Bad) -> None:
         """Add what the bad records are, if they are none of the format's messages."""
@@ -575,11 +608,11 @@ def merged_types(first: Observed, second: Observed) -> dict[str, str]:
     return result
 
 
-def merged_keys(first: StatedKeys, second: StatedKeys) -> StatedKeys:
-    """All keys of both, each with the place where it occurs first."""
+def merged_facts(first: Stated, second: Stated) -> Stated:
+    """All that both state, each with the place where it occurs first."""
     return {
-        fields: min(place for place in (first.get(fields), second.get(fields)) if place is not None)
-        for fields in {**first, **second}
+        fact: min(place for place in (first.get(fact), second.get(fact)) if place is not None)
+        for fact in {**first, **second}
     }
 
 

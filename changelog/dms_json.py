@@ -28,7 +28,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql import types as T
 
-from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
+from changelog.changes import Wire, WireType
 from changelog.json_records import JsonReader, Object, Parsed
 from changelog.row_images import (
     MISSING_ARE_NULL,
@@ -46,6 +46,7 @@ from changelog.row_images import (
     timestamps,
 )
 from changelog.rows import RowKind
+from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.encoded import from_hex
 
@@ -69,6 +70,7 @@ class DmsJson:
     OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_NULL, "before.image": ()}
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
+    NAMES_TABLE = True
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
@@ -76,15 +78,17 @@ class DmsJson:
             spec, _spell, missing=MISSING_ARE_NULL, log_whole_rows="Have the source database log whole rows"
         )
         self._before = str(spec.options.get("before.image", "before-image"))
-        metadata = Object({"operation": TEXT, "record-type": TEXT, "timestamp": TEXT})
+        names = dict.fromkeys(("operation", "record-type", "timestamp", "schema-name", "table-name"), TEXT)
+        metadata = Object(names)
         fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.before()}
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         return each(self._reader, records, self._changes)
 
-    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected]:
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         metadata = at_field(found.values, "metadata")
+        yield table_names(found.record, *(at_field(metadata, name) for name in ("schema-name", "table-name")))
         record_type, op = (text(at_field(metadata, name)) for name in ("record-type", "operation"))
         yield from RECORD_TYPES.rejected(found.record, record_type)
         truncates = pc.and_(pc.equal(record_type, "control"), pc.is_in(op, value_set=pa.array(_TRUNCATES)))

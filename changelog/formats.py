@@ -39,6 +39,14 @@ def states_key(name: str) -> bool:
     return bool(getattr(find(name), "STATES_KEY", False))
 
 
+def names_table(name: str) -> bool:
+    """Whether the format's messages say which table of the source they are about.
+
+    :raises KeyError: there is no such format.
+    """
+    return bool(getattr(find(name), "NAMES_TABLE", False))
+
+
 def may_lack_values(name: str) -> bool:
     """Whether the format's updates may lack values (`changelog.changes.Changes.unavailable`).
 

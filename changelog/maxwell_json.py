@@ -24,7 +24,6 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Parsed
 from changelog.row_images import (
     INTEGER,
@@ -50,6 +49,7 @@ from changelog.row_images import (
     text,
 )
 from changelog.rows import BadRecord, RowKind
+from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec
 
 OPERATIONS = Operations(
@@ -76,11 +76,14 @@ class MaxwellJson:
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
+    NAMES_TABLE = True
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._images = Images(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
         fields: Fields = {
+            "database": TEXT,
+            "table": TEXT,
             "type": TEXT,
             "ts": INTEGER,
             "sql": TEXT,
@@ -90,11 +93,12 @@ class MaxwellJson:
         }
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         return each(self._reader, records, self._changes)
 
-    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected | MessageKey]:
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         message = found.values
+        yield table_names(found.record, at_field(message, "database"), at_field(message, "table"))
         op = text(at_field(message, "type"))
         yield from OPERATIONS.rejected(found.record, op)
         yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))

@@ -22,7 +22,6 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, MessageKey, Rejected
 from changelog.json_records import JsonReader, Leaf, Parsed
 from changelog.row_images import (
     MISSING_ARE_UNAVAILABLE,
@@ -43,6 +42,7 @@ from changelog.row_images import (
     timestamps,
 )
 from changelog.rows import RowKind
+from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec
 
 OPERATIONS = Operations(
@@ -61,6 +61,7 @@ class OggJson:
     REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
     STATES_KEY = True
+    NAMES_TABLE = True
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
@@ -70,6 +71,7 @@ class OggJson:
         marks = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns}
         flags = marks if self._images.may_be_partial else {}
         fields: Fields = {
+            "table": TEXT,
             "op_type": TEXT,
             "op_ts": TEXT,
             "primary_keys": NAMES,
@@ -78,11 +80,12 @@ class OggJson:
         }
         self._reader = JsonReader(self._images.message(fields))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         return each(self._reader, records, self._changes)
 
-    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Changes | Rejected | MessageKey]:
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         message = found.values
+        yield table_names(found.record, at_field(message, "table"))
         op = text(at_field(message, "op_type"))
         yield from OPERATIONS.rejected(found.record, op)
         yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))

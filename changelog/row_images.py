@@ -28,6 +28,7 @@ from changelog.changes import Changes, MessageKey, Rejected, Truncates, Wire, Wi
 from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
+from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
 from changelog.values.nested import is_list, is_nested, json_text
@@ -370,8 +371,8 @@ def truncated(spec: ChangelogSpec, record: pa.Array, order: Sequence[Wire]) -> T
 def each(
     reader: JsonReader,
     records: pa.RecordBatch,
-    translate: Callable[[pa.RecordBatch, Parsed], Iterator[Changes | Rejected | MessageKey]],
-) -> Iterator[Changes | Rejected | MessageKey]:
+    translate: Callable[[pa.RecordBatch, Parsed], Iterator[Found]],
+) -> Iterator[Found]:
     """The results of `translate` for each group of messages, and the messages that `reader` rejects."""
     for found in read(reader, records):
         if isinstance(found, Rejected):

@@ -21,12 +21,13 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import Changes, MessageKey, Rejected, Wire, WireType
+from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, Object, Parsed
 from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
 from changelog.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.rows import BadRecord, RowKind
+from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
 from changelog.values import json_candidates
 
@@ -102,7 +103,7 @@ class RowKindJson:
             shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
         self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
         yield from each(self._reader, records, lambda _, found: self._changes(found))

@@ -89,6 +89,7 @@ class BadRecord:
     """Error classes of records that can't be applied. The dead-letter table stores them in `error_class`."""
 
     UNPARSEABLE = "unparseable"
+    OTHER_TABLE = "other_table"
     UNKNOWN_OPERATION = "unknown_operation"
     NULL_KEY = "null_key"
     MISSING_ORDER = "missing_order"

@@ -53,6 +53,10 @@ class ChangelogSpec:
     :param empty_is_null: text columns in which the table can't tell an empty text from null. A row with such a value
         is a bad record.
     :param keeps_unavailable: an update may lack the values of some columns: they are taken from the table's row.
+    :param source_tables: patterns of the source's tables whose messages are taken (`changelog.source_tables`). Empty if
+        no message has named a table yet: then all are.
+    :param is_mixed: the topic has messages of other tables too, so a tombstone alone doesn't say of which table it is.
+    :param ignores_other_tables: messages of other tables are left out. Else they are bad records.
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.
     """
@@ -71,11 +75,22 @@ class ChangelogSpec:
     empty_is_null: frozenset[str] = frozenset()
     keeps_unavailable: bool = False
     truncate_refused: str = ""
+    source_tables: tuple[str, ...] = ()
+    is_mixed: bool = False
+    ignores_other_tables: bool = False
 
     @property
     def key_fields(self) -> tuple[str, ...]:
         """The messages' fields of the key columns."""
         return tuple(column.field for column in self.columns if column.name in self.key)
+
+    def other_table(self, name: str) -> str:
+        """Why messages of another table are bad records."""
+        return (
+            f"the message is of table {name}, and this entry takes those of {', '.join(self.source_tables)}. Write "
+            f"source_tables: [{', '.join([*self.source_tables, name])}] in the entry if they belong together, or "
+            "other_tables: ignore to leave others out"
+        )
 
     @property
     def tells_snapshots(self) -> bool:

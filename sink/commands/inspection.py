@@ -1,13 +1,15 @@
 """`rowdelta check` and `rowdelta status`. Both only read, and change nothing."""
 
 import json
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
 from typing import TYPE_CHECKING, TypeVar
 
+from changelog import formats
 from changelog.amounts import amount, sized
+from changelog.source_tables import takes
 from sink.commands.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config, TableSection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
@@ -25,6 +27,8 @@ if TYPE_CHECKING:
 
     from sink.run.keys import TableKey
     from sink.run.plan import TablePlan
+
+    _Planned = tuple[TablePlan, TableKey, Mapping[str, int]]
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -68,9 +72,19 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.source} -> {section.target}: {shown_error}"
             continue
         assert made is not None
-        plan, key = made
+        plan, key, named = made
         yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
         yield f"  source: {reached}"
+        if named:
+            yield f"  messages of: {', '.join(f'{name} ({count:,})' for name, count in named.items())}"
+        strange = [name for name in named if not takes(plan.changelog.source_tables or list(named)[:1], name)]
+        if strange and section.other_tables != "ignore":
+            own = next(name for name in named if name not in strange) if len(strange) < len(named) else "…"
+            yield (
+                f"  WARNING: {section.source} has messages of several tables of the source, and those of "
+                f"{', '.join(strange)} become bad records. Write source_tables: [{own}], with all that belong "
+                "together, and other_tables: ignore to leave the others out"
+            )
         columns = ", ".join(
             f"{c.name} {c.type.simpleString()}{' (key)' if c.name in key.columns else ''}" for c in plan.columns
         )
@@ -106,7 +120,7 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
 
 def _examined(
     access: Access, config: Config, *, reads_messages: bool = True
-) -> "list[tuple[ResolvedTable, _Loaded, tuple[TablePlan, TableKey] | RowdeltaError | None, str | RowdeltaError]]":
+) -> "list[tuple[ResolvedTable, _Loaded, _Planned | RowdeltaError | None, str | RowdeltaError]]":
     """What is found of each table: its state, its plan, and what the source says.
 
     :param reads_messages: or tables whose columns or key only these tell have no plan.
@@ -129,7 +143,7 @@ def _examined(
 
     def plan_of(
         part: tuple[ResolvedTable, _Loaded, str | RowdeltaError],
-    ) -> "tuple[TablePlan, TableKey] | RowdeltaError | None":
+    ) -> "_Planned | RowdeltaError | None":
         table, state, reached = part
         if isinstance(state, RowdeltaError):
             return state
@@ -138,7 +152,7 @@ def _examined(
                 return reached
             if not reads_messages:
                 return None
-        return _plan(access, config, table, state[0] if state else None)
+        return _plan(access, config, table, state[0] if state else None, reads_messages=reads_messages)
 
     planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
     return list(zip(tables, loaded, planned, found, strict=True))
@@ -257,8 +271,8 @@ def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime)
 
 
 def _plan(
-    access: Access, config: Config, resolved: ResolvedTable, table: TableState | None
-) -> "tuple[TablePlan, TableKey] | RowdeltaError":
+    access: Access, config: Config, resolved: ResolvedTable, table: TableState | None, *, reads_messages: bool
+) -> "_Planned | RowdeltaError":
     from sink.run.keys import table_key, with_key
     from sink.run.plan import inferred_columns, plan_table
 
@@ -270,7 +284,8 @@ def _plan(
         plan = plan_table(access.tables, config, with_key(resolved, key), table, types)
         if config.source.type == "kafka" and key.configured and not key.messages:
             key = replace(key, messages=tuple(fields for fields in sample.message_keys() if fields))
-        return plan, key
+        is_asked = reads_messages and config.source.type == "kafka" and formats.names_table(config.source.format)
+        return plan, key, sample.source_tables() if is_asked else {}
     except (ConfigError, TableError, NoMessagesError) as error:
         return error
 

@@ -342,6 +342,8 @@ class TableSection(Section):
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
     :param types: name, or regular expression for names -> Spark SQL type of columns that `columns` doesn't name.
     :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
+    :param source_tables: patterns of the source's tables whose messages are taken. Empty: the one that is named first.
+    :param other_tables: what becomes of messages of other tables.
     :param shared_with: ids of other sinks that may write the table too, or have created it.
     :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
     """
@@ -367,6 +369,8 @@ class TableSection(Section):
     properties: dict[str, Text] = Field(default_factory=dict)
     group: Annotated[str, Field(min_length=1)] | None = None
     shared_with: list[str] = Field(default_factory=list)
+    source_tables: list[str] = Field(default_factory=list)
+    other_tables: Literal["reject", "ignore"] = "reject"
     verify: VerifySection | None = None
     maintenance: MaintenanceSection | None = None
 
@@ -698,6 +702,7 @@ class Config(Section):
                     *("tables", number),
                 )
             self._check_key_given(table, number)
+            self._check_source_tables(table, number)
             self._check_format(table, number)
         mend = {
             "target": "Give each entry a target of its own: a table has one position",
@@ -765,6 +770,15 @@ class Config(Section):
                 "namespaces in namespaces",
                 *("tables", number, "target"),
             )
+
+    def _check_source_tables(self, table: TableSection, number: int) -> None:
+        """:raises MisplacedError: the table picks messages by a name that they don't have."""
+        for name in ("source_tables", "other_tables"):
+            if name in table.model_fields_set and not formats.names_table(self.source.format):
+                raise MisplacedError(
+                    f"messages of the format {self.source.format} don't say of which table they are. Leave {name} out",
+                    *("tables", number, name),
+                )
 
     def _check_key_given(self, table: TableSection, number: int) -> None:
         """Check that a key is configured, or that messages can state it."""

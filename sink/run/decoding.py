@@ -8,7 +8,7 @@ from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, StatedKeys, spark_schema
+from changelog.decoding import ChangelogDecoder, Stated, spark_schema
 from changelog.moves import marked
 from changelog.row_kind_columns import columns_decoder, completed
 from changelog.row_kind_parquet import PlainRows
@@ -24,7 +24,7 @@ class RecordDecoder:
     """Decodes one table's records in Python. Only Parquet files that aren't plain are decoded by Spark's expressions.
 
     :param observe: is called with types that the table can't store (`changelog.decoding.Observed`).
-    :param observe_keys: is called with keys that messages state (`changelog.decoding.StatedKeys`).
+    :param observe_stated: is called with what messages state of their table (`changelog.decoding.Stated`).
     :param batch_rows: most rows of the batches that tasks make.
     """
 
@@ -36,7 +36,7 @@ class RecordDecoder:
         config: Config,
         plan: TablePlan,
         observe: Callable[[dict[str, str]], None],
-        observe_keys: Callable[[StatedKeys], None],
+        observe_stated: Callable[[Stated], None],
         batch_rows: int,
     ) -> None:
         self._plan = plan
@@ -45,7 +45,7 @@ class RecordDecoder:
             self._by_spark = columns_decoder(plan.changelog)
             self.plain = PlainRows.of(plan.changelog, batch_rows) if plan.is_decoded_whole else None
         else:
-            self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe, observe_keys)
+            self._in_python = ChangelogDecoder(config.source.format, plan.changelog, observe, observe_stated)
 
     @property
     def ends_in_python(self) -> bool:

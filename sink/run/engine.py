@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from pyiceberg.io import FileIO
 
-from changelog.decoding import StatedKeys
+from changelog.decoding import Stated
 from deltawriters import TableSpec
 from deltawriters.keyindex import IndexSlice, RunInfo
 from sink.run.attempt import Begun, TaskPlans
@@ -49,12 +49,12 @@ class Decoded:
     """Changelog rows that are stored in the executors.
 
     :param observed: see `Written`.
-    :param stated_keys: see `Written`.
+    :param stated: see `Written`.
     """
 
     changes: "DataFrame"
     observed: Mapping[str, str]
-    stated_keys: StatedKeys
+    stated: Stated
 
 
 class BatchWriter(Protocol):

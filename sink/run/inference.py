@@ -1,25 +1,29 @@
 """Infers a table's columns and key from its source's messages, if the configuration doesn't have them."""
 
 import logging
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
+import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, UnavailableError
+from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, TableNames, UnavailableError
 from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
 from changelog.recognition import NO_ROWS, Recognized, other_format, recognize
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError, connect
+from changelog.source_tables import Found, strangers, takes, with_tombstones
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, NotChangesError, RowdeltaError, TemporaryError
@@ -66,6 +70,12 @@ class Sample(Protocol):
         :raises TemporaryError: the schema registry doesn't answer.
         """
 
+    def source_tables(self) -> Mapping[str, int]:
+        """The source's tables that the messages name, the first one first, with the number of messages of each.
+
+        :raises TemporaryError: the schema registry doesn't answer.
+        """
+
     @property
     def is_empty(self) -> bool:
         """Whether the source has no messages yet that tell columns: none, or for example only tombstones."""
@@ -97,9 +107,16 @@ class SparkSample:
         if self._first.num_rows >= SAMPLE:
             last = self._source.last_records(self._table, LAST)
             if last is not None:
-                records = to_arrow(last)
+                records = of_one_table(self._config, to_arrow(last), self._taken)
                 found |= self._asking_registry(lambda: message_keys(self._config, records))
         return found
+
+    def source_tables(self) -> Mapping[str, int]:
+        return self._asking_registry(lambda: source_tables(self._config, self._first))
+
+    @property
+    def _taken(self) -> Sequence[str]:
+        return self._table.source_tables or list(self.source_tables())[:1]
 
     @property
     def is_empty(self) -> bool:
@@ -108,7 +125,7 @@ class SparkSample:
     @cached_property
     def _changes(self) -> pa.Table:
         refuse_others(self._config, self._table, self._first)
-        return self._first
+        return of_one_table(self._config, self._first, self._table.source_tables)
 
     @cached_property
     def _first(self) -> pa.Table:
@@ -148,7 +165,8 @@ class PlainSample:
     def message_keys(self) -> frozenset[tuple[str, ...]]:
         parts = list(self._changes.values())
         if sum(part.num_rows for part in parts) >= SAMPLE:
-            parts += self._read(lambda first, end: (max(first, end - LAST), end)).values()
+            last = self._read(lambda first, end: (max(first, end - LAST), end)).values()
+            parts += [of_one_table(self._config, records, self._taken) for records in last]
         found = [self._asked(records, message_keys) for records in parts]
         if any(one != found[0] for one in found):
             raise NeedsSparkError(f"{self._table.source}: other keys in each partition")
@@ -165,7 +183,15 @@ class PlainSample:
     def _changes(self) -> dict[int, pa.Table]:
         for records in self._first.values():
             self._asked(records, lambda config, found: refuse_others(config, self._table, found))
-        return self._first
+        return {number: of_one_table(self._config, part, self._taken) for number, part in self._first.items()}
+
+    def source_tables(self) -> Mapping[str, int]:
+        parts = [part for part in self._first.values() if part.num_rows]
+        return self._asked(pa.concat_tables(parts), source_tables) if parts else {}
+
+    @property
+    def _taken(self) -> Sequence[str]:
+        return self._table.source_tables or list(self.source_tables())[:1]
 
     @cached_property
     def _first(self) -> dict[int, pa.Table]:
@@ -230,6 +256,39 @@ def _recognized(config: Config, records: pa.Table) -> Recognized | Unrecognized:
     return recognize(pairs, connect(config.source.format_options) if "avro" in config.source.format else None)
 
 
+def source_tables(config: Config, records: pa.Table) -> dict[str, int]:
+    """The source's tables that raw records (`RAW_SCHEMA`) name, the first one first, with the number of records of
+    each.
+    """
+    places: dict[str, tuple[int, int]] = {}
+    counts = Counter[str]()
+    for batch, found in _decoded(config, records):
+        for part in found:
+            if isinstance(part, TableNames):
+                for name, count in Counter(part.name.drop_null().to_pylist()).items():
+                    counts[name] += count
+                    row = part.record[pc.index(part.name, name).as_py()].as_py()
+                    place = tuple(batch.column(n)[row].as_py() or 0 for n in ("partition", "offset"))
+                    places[name] = min((place[0], place[1]), places.get(name, (place[0], place[1])))
+    return {name: counts[name] for name in sorted(places, key=lambda name: places[name])}
+
+
+def of_one_table(config: Config, records: pa.Table, patterns: Sequence[str]) -> pa.Table:
+    """Raw records (`RAW_SCHEMA`) without those of other tables of the source.
+
+    :param patterns: `source_tables` of the entry. Empty: the table that is named first.
+    """
+    names = source_tables(config, records)
+    taken = list(patterns) or list(names)[:1]
+    if all(takes(taken, name) for name in names):
+        return records
+    rest = []
+    for batch, found in _decoded(config, records):
+        others = np.concatenate([np.empty(0, np.int64), *strangers(found, taken).values()])
+        rest.append(batch.take(pa.array(np.setdiff1d(np.arange(batch.num_rows), with_tombstones(batch, others)))))
+    return pa.Table.from_batches(rest, RAW_SCHEMA)
+
+
 def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
     """Name -> type of each field of raw records (`RAW_SCHEMA`), as in `Observed`."""
     found: Mapping[str, str] = {}
@@ -250,8 +309,10 @@ def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]
     return frozenset(stated)
 
 
-def stated_keys(config: Config, topics: Collection[str]) -> dict[str, frozenset[tuple[str, ...]]]:
+def stated_keys(config: Config, topics: Mapping[str, Sequence[str]]) -> dict[str, frozenset[tuple[str, ...]]]:
     """Keys that the first and the last messages of topics state (`MessageKey.fields`).
+
+    :param topics: topic -> patterns of the source's tables whose messages count (`of_one_table`).
 
     A plain client reads all of them at once: 50 topics take 25 ms of a core's time. Spark needs a job for each.
 
@@ -264,7 +325,8 @@ def stated_keys(config: Config, topics: Collection[str]) -> dict[str, frozenset[
     broker = Broker(config.source.options)
     existing = set(broker.topics())
     sampled = broker.sample([topic for topic in topics if topic in existing], LAST)
-    return {topic: message_keys(config, raw_records(topic, messages)) for topic, messages in sampled}
+    records = ((topic, of_one_table(config, raw_records(topic, found), topics[topic])) for topic, found in sampled)
+    return {topic: message_keys(config, one) for topic, one in records}
 
 
 def raw_records(topic: str, messages: Sequence["Message"]) -> pa.Table:
@@ -274,9 +336,7 @@ def raw_records(topic: str, messages: Sequence["Message"]) -> pa.Table:
     return pa.table(columns, schema=RAW_SCHEMA)
 
 
-def _decoded(
-    config: Config, records: pa.Table
-) -> Iterator[tuple[pa.RecordBatch, Sequence[Changes | Rejected | MessageKey]]]:
+def _decoded(config: Config, records: pa.Table) -> Iterator[tuple[pa.RecordBatch, Sequence[Found]]]:
     """Batches of records, and what the format makes of them."""
     decoder = formats.find(config.source.format)(
         ChangelogSpec((), (), options=config.source.format_options, schema_changes="evolve")

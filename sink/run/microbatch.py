@@ -17,7 +17,8 @@ from uuid import uuid4
 from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, sized
-from changelog.decoding import ChangelogDecoder, StatedKeys
+from changelog.decoding import ChangelogDecoder, Place, Stated, StatedKeys
+from changelog.source_tables import takes
 from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
 from sink import logs
@@ -66,6 +67,7 @@ from sink.run.plan import (
 )
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import Rewriting, RunningRewrite
+from sink.run.source_tables import SourceTables, source_tables_property
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
@@ -162,6 +164,7 @@ class TableSink:
         is_guest: bool = False,
     ) -> None:
         self.plan = plan
+        self._source_tables: SourceTables | None = None
         self.table = table
         self._config = config
         self._resolved = with_key(resolved, key)
@@ -361,8 +364,10 @@ class TableSink:
         """Like `prepare_batch`, for files that a joint job wrote. Call `take_over` first."""
         batch = share.batch
         try:
-            stated = {tuple(fields): (int(partition), int(offset)) for fields, (partition, offset) in result["keys"]}
-            written = replace(sum_up([result]), tasks=1, observed=result["observed"], stated_keys=stated)
+            stated: dict[tuple[str, ...] | str, tuple[int, int]] = {}
+            for fact, (partition, offset) in result["keys"]:
+                stated[fact if isinstance(fact, str) else tuple(fact)] = int(partition), int(offset)
+            written = replace(sum_up([result]), tasks=1, observed=result["observed"], stated=stated)
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolvedError:
             self._observer(Refused(self.table.name, "schema"))
@@ -883,6 +888,8 @@ class TableSink:
             return
         log.info("%s was altered; checking it against the configuration again", self.table.name)
         self.plan = plan_table(self._engine.catalogs, self._config, self._resolved, self.table)
+        if self._source_tables is not None:
+            self.plan = replace(self.plan, changelog=self._source_tables.of(self.plan.changelog))
         self._see_partition_specs()
         self._task_plans = TaskPlans(self._config, self.plan, self._dead_letters)
         self._writer.follow(self.plan, self._task_plans)
@@ -970,7 +977,7 @@ class TableSink:
 
     def _finish(self, begun: Begun, written: Written) -> Attempt:
         try:
-            self._compare_keys(written.stated_keys)
+            self._compare(written.stated)
             if written.observed:
                 self._evolve(written.observed)
             self._refuse(written)
@@ -982,6 +989,43 @@ class TableSink:
         seconds = time.monotonic() - begun.started
         self._observer(StageDone(self.table.name, "write", seconds - begun.index_seconds))
         return Attempt(begun, written, seconds)
+
+    def _compare(self, stated: Stated) -> None:
+        """Compare what messages state of their table with what is known of it.
+
+        :raises TableError: the messages' key has changed.
+        :raises SchemaEvolvedError: the micro-batch must be decoded again, for one table of several.
+        """
+        self._compare_tables({fact: place for fact, place in stated.items() if isinstance(fact, str)})
+        self._compare_keys({fact: place for fact, place in stated.items() if isinstance(fact, tuple)})
+
+    def _compare_tables(self, stated: Mapping[str, Place]) -> None:
+        """Without `source_tables` an entry takes the messages of the table that is named first.
+
+        :raises SchemaEvolvedError: the topic turns out to have messages of other tables too.
+        """
+        spec = self.plan.changelog
+        if not stated:
+            return
+        taken = spec.source_tables or (min(stated, key=lambda name: stated[name]),)
+        is_mixed = spec.is_mixed or not all(takes(taken, name) for name in stated)
+        if is_mixed != spec.is_mixed:
+            others = ", ".join(sorted(name for name in stated if not takes(taken, name)))
+            what = "left out" if spec.ignores_other_tables else "bad records"
+            log.warning(
+                "%s: %s has messages of other tables than %s: %s. They are %s; see source_tables",
+                *(self.table.name, self.plan.section.source, ", ".join(taken), others, what),
+            )
+        self._take_tables(taken, is_mixed)
+        if is_mixed != spec.is_mixed:
+            raise SchemaEvolvedError
+
+    def _take_tables(self, taken: tuple[str, ...], is_mixed: bool) -> None:
+        self._source_tables = SourceTables(taken, is_mixed)
+        spec = self._source_tables.of(self.plan.changelog)
+        if spec != self.plan.changelog:
+            self.plan = replace(self.plan, changelog=spec)
+            self._writer.follow(self.plan, self._task_plans)
 
     def _compare_keys(self, stated: StatedKeys) -> None:
         """Compare the messages' key with the table's. This is the first check, since with a wrong key all files are
@@ -1066,10 +1110,10 @@ class TableSink:
         while True:
             self._see_partitions(self.position)
             decoded = self._writer.decoded(records, keep)
-            self._compare_keys(decoded.stated_keys)
-            if not decoded.observed:
-                return decoded.changes
             try:
+                self._compare(decoded.stated)
+                if not decoded.observed:
+                    return decoded.changes
                 self._evolve(decoded.observed)
             except SchemaEvolvedError:
                 self.table.refresh()
@@ -1135,6 +1179,9 @@ class TableSink:
         if not self._appends and self.maintenance.budget:
             name = f"{self._prefix}.{COUNTED[0]}"
             properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
+        if self._source_tables is not None:
+            name, stored = source_tables_property(self._config), self._source_tables.to_json()
+            properties |= {name: stored} if self.table.property(name) != stored else {}
         name, remembered = property_name(self._config), self._key.to_json()
         if self._key.columns and self.table.property(name) != remembered:
             properties[name] = remembered

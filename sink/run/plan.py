@@ -26,6 +26,7 @@ from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, check_tells_rows_apart, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
+from sink.run.source_tables import SourceTables
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
@@ -127,6 +128,7 @@ def plan_table(
         table.check_fits(section)
         sources = table.spec.source_columns
     plan = _plan(config, section, path, columns, sources, table is not None)
+    plan = replace(plan, changelog=SourceTables.known(config, section, table).of(plan.changelog))
     check_computed(catalogs.spark, plan, path)
     rules = config.capabilities(section.target).properties
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
@@ -424,6 +426,7 @@ def _changelog(
         metadata=tuple(section.metadata),
         excluded=frozenset(section.exclude),
         truncate_refused=truncate_refused(section, None),
+        ignores_other_tables=section.other_tables == "ignore",
         empty_is_null=frozenset(
             name
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())

@@ -239,8 +239,9 @@ class Supervisor:
         A separate thread does this, so that nothing waits for a broker that the plain client can't reach. The first
         micro-batch compares the keys too, before its commit.
         """
+        topics = {source: sink.plan.changelog.source_tables for source, sink in sinks.items()}
         try:
-            for source, stated in stated_keys(self._config, sinks).items():
+            for source, stated in stated_keys(self._config, topics).items():
                 sinks[source].note_message_keys(stated)
         except ConfigError as error:  # these options are for Spark's client only
             log.debug("can't look at the messages' keys: %s", error)

@@ -120,7 +120,7 @@ class SparkWriter:
         written = sum_up(results)
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
         stated = dict(self._stated_keys.value)
-        return replace(written, tasks=tasks, observed=observed, rows=counts, stated_keys=stated)
+        return replace(written, tasks=tasks, observed=observed, rows=counts, stated=stated)
 
     def decoded(self, records: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> Decoded:
         # see `write`

@@ -10,7 +10,7 @@ from typing import Any
 from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, amounts, sized
-from changelog.decoding import StatedKeys
+from changelog.decoding import Stated
 from changelog.rows import BadRecord, RowKind
 
 log = logging.getLogger("rowdelta")
@@ -36,7 +36,7 @@ class Written:
     :param tasks: number of tasks.
     :param contents: number of files of the table and their bytes, by content.
     :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
-    :param stated_keys: keys that the messages state.
+    :param stated: keys and tables that the messages state.
     """
 
     files: list[str]
@@ -59,7 +59,7 @@ class Written:
     tasks: int = 0
     contents: Mapping[str, tuple[int, int]] = field(default_factory=dict)
     observed: Mapping[str, str] = field(default_factory=dict)
-    stated_keys: StatedKeys = field(default_factory=dict)
+    stated: Stated = field(default_factory=dict)
 
     @property
     def bad(self) -> int:

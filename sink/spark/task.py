@@ -23,7 +23,7 @@ from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, StatedKeys, failed_with, merged_keys, merged_types
+from changelog.decoding import ChangelogDecoder, Stated, failed_with, merged_facts, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, HASH, KEPT, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
@@ -179,16 +179,16 @@ class ObservedTypes(AccumulatorParam[dict[str, str]]):
         return merged_types(value1, value2)
 
 
-class FirstPlaces(AccumulatorParam[StatedKeys]):
+class FirstPlaces(AccumulatorParam[Stated]):
     """The keys that the messages state, with the first place of each."""
 
-    NONE: ClassVar[StatedKeys] = {}
+    NONE: ClassVar[Stated] = {}
 
-    def zero(self, value: StatedKeys) -> StatedKeys:
+    def zero(self, value: Stated) -> Stated:
         return self.NONE
 
-    def addInPlace(self, value1: StatedKeys, value2: StatedKeys) -> StatedKeys:  # noqa: N802 - Spark's name
-        return merged_keys(value1, value2)
+    def addInPlace(self, value1: Stated, value2: Stated) -> Stated:  # noqa: N802 - Spark's name
+        return merged_facts(value1, value2)
 
 
 def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
@@ -276,7 +276,7 @@ def run_shares(
     """Decode and write the records of several tables, one table after the other.
 
     Yields a row for each table: the JSON object that `run` yields, with `source`, `observed` types and pairs of
-    `StatedKeys` (`keys`). If the table failed, the object has only `source` and `failed`, and the task has deleted the
+    `Stated` (`keys`). If the table failed, the object has only `source` and `failed`, and the task has deleted the
     table's files.
 
     :param shares: the tables' parts, by source.
@@ -288,8 +288,8 @@ def run_shares(
     results, by_source = [], shares.unpacked()
     for source, records in _by_source(batches):
         share, observed = by_source[source], dict[str, str]()
-        stated = dict[tuple[str, ...], tuple[int, int]]()
-        decoder = replace(share.decoder, observe=observed.update, observe_keys=stated.update)
+        stated = dict[tuple[str, ...] | str, tuple[int, int]]()
+        decoder = replace(share.decoder, observe=observed.update, observe_stated=stated.update)
         task = TaskId(0, context.taskAttemptId(), share.plan.operation)
         try:
             changes = decoder(records)

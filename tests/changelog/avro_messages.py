@@ -18,7 +18,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from changelog.avro_schema import Node, SchemaError, parse
-from changelog.changes import RAW_SCHEMA, Changes, Format, MessageKey, Rejected
+from changelog.changes import RAW_SCHEMA, Changes, Format, Rejected
 from changelog.debezium_avro import DebeziumAvro
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
@@ -115,7 +115,7 @@ def outcome(decoder: Format, messages: Sequence[Pair]) -> Outcome:
     table = decoder._spec if isinstance(decoder, DebeziumAvro) else None
     changes: list[tuple[int, Change]] = []
     rejected: dict[int, str] = {}
-    raw = [found for found in decoder.changes(batch(messages)) if not isinstance(found, MessageKey)]
+    raw = [found for found in decoder.changes(batch(messages)) if isinstance(found, Changes | Rejected)]
     for found in raw:
         if isinstance(found, Rejected):
             reasons = found.reason

@@ -10,10 +10,11 @@ import pyarrow.json as pj
 import pytest
 
 from changelog import formats
-from changelog.changes import Changes, FormatError, MessageKey, Rejected, UnavailableError
+from changelog.changes import FormatError, UnavailableError
 from changelog.decoding import ChangelogDecoder
 from changelog.row_kind import RowKindJson
 from changelog.rows import BAD
+from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.run.inference import infer_fields
@@ -51,7 +52,7 @@ class Fragile(RowKindJson):
 
     failure: ClassVar[Exception] = ArithmeticError("a mistake")
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | MessageKey | Rejected]:
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         if any(b"poison" in (value or b"") for value in records.column("value").to_pylist()):
             raise self.failure
         yield from super().changes(records)

@@ -52,7 +52,7 @@ def test_it_says_nothing_of_the_key() -> None:
 
     def stated(*found: Message) -> StatedKeys:
         keys: dict[Any, Any] = {}
-        list(ChangelogDecoder("debezium-json", spec(COLUMNS), observe_keys=keys.update)([raw_records(found)]))
+        list(ChangelogDecoder("debezium-json", spec(COLUMNS), observe_stated=keys.update)([raw_records(found)]))
         return keys
 
     truncate = {"op": "t", "before": None, "after": None}

@@ -1,0 +1,66 @@
+"""Which table of the source a message is about. A topic may have messages of several tables, whose keys and columns say
+nothing of each other.
+
+Formats say the names (`changelog.changes.TableNames`), as `shop.orders`: the parts that the messages have, of database,
+schema and table. A pattern has `*` for any text and `?` for a character; case counts. It fits a name of three parts
+also without the first: `public.orders` fits `shop.public.orders`.
+"""
+
+from collections.abc import Sequence
+from fnmatch import fnmatchcase
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.changes import Changes, MessageKey, Rejected, TableNames
+
+Rows = npt.NDArray[np.int64]
+Found = Changes | Rejected | MessageKey | TableNames
+
+
+def table_names(record: pa.Array, *parts: pa.Array) -> TableNames:
+    """The names of messages' tables.
+
+    :param record: int64; row numbers in the raw batch.
+    :param parts: the names' parts, the table last: string, or another type where a message has no name. A message
+        without the last part names no table; other parts may be missing.
+    """
+    texts = [part if pa.types.is_string(part.type) else pa.nulls(len(record), pa.string()) for part in parts]
+    present = [pc.if_else(pc.greater(pc.binary_length(text), 0), text, pa.scalar(None, pa.string())) for text in texts]
+    # Arrow's own joining without nulls loses rows where all parts are null
+    dotted = [pc.coalesce(pc.binary_join_element_wise(part, "", "."), "") for part in present[:-1]]
+    return TableNames(record, pc.binary_join_element_wise(*dotted, present[-1], ""))
+
+
+def takes(patterns: Sequence[str], name: str) -> bool:
+    """Whether an entry with these `source_tables` takes the messages of a table."""
+    names = [name, name.partition(".")[2]] if name.count(".") > 1 else [name]
+    return any(fnmatchcase(each, pattern) for pattern in patterns for each in names)
+
+
+def strangers(found: Sequence[Found], patterns: Sequence[str]) -> dict[str, Rows]:
+    """Row numbers of the messages of other tables, by table.
+
+    :param found: what a format made of the messages.
+    """
+    others: dict[str, Rows] = {}
+    for part in found:
+        if isinstance(part, TableNames):
+            names = part.name.dictionary_encode()
+            for number, name in enumerate(names.dictionary.to_pylist()):
+                if not takes(patterns, name):
+                    rows = part.record.filter(pc.fill_null(pc.equal(names.indices, number), False)).to_numpy()
+                    others[name] = np.concatenate([others.get(name, np.empty(0, np.int64)), rows])
+    return others
+
+
+def with_tombstones(records: pa.RecordBatch, rows: Rows) -> Rows:
+    """Messages, and the tombstones of the same key that come right after one of them."""
+    if not records.column("value").null_count:
+        return rows
+    after = np.intersect1d(rows + 1, np.flatnonzero(records.column("value").is_null()))
+    at, before = pa.array(after), pa.array(after - 1)
+    same = [pc.equal(records.column(name).take(at), records.column(name).take(before)) for name in ("key", "partition")]
+    return np.union1d(rows, after[pc.fill_null(pc.and_(*same), False).to_numpy(zero_copy_only=False)])
