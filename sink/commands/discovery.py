@@ -21,7 +21,7 @@ from sink.config import Config, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.run.columns import column_type
-from sink.run.inference import infer_fields, message_keys, raw_records
+from sink.run.inference import infer_fields, message_keys, of_one_table, raw_records, source_tables
 from sink.sources.kafka_client import Broker, Message
 from sink.targets.capabilities import ICEBERG
 
@@ -79,6 +79,8 @@ class Found:
     :param excluded: fields that can't be columns.
     :param order_by: columns or paths that order the changes, for files only.
     :param parquet: whether the files are Parquet.
+    :param tables: the source's tables that the messages name, the first one first, with their numbers of messages. All
+        else is of the first one.
     """
 
     name: str
@@ -93,6 +95,7 @@ class Found:
     excluded: Sequence[str] = ()
     order_by: Sequence[str] = ()
     parquet: bool = False
+    tables: Mapping[str, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)
@@ -297,7 +300,10 @@ def _found(
     source = Config.model_construct(source=section)
     types: Mapping[str, str] = {}
     stated: frozenset[tuple[str, ...]] = frozenset()
+    tables: Mapping[str, int] = {}
     try:
+        tables = source_tables(source, records)
+        records = of_one_table(source, records, ())
         types = {column: column_type(dtype) for column, dtype in infer_fields(source, records).items()}
         stated = message_keys(source, records)
     except UnavailableError:
@@ -308,8 +314,8 @@ def _found(
     if len(stated) == 1:
         what = replace(what, key=next(iter(stated)) or what.key)
     found = _keyed(name, what, types, rows, key)
-    if isinstance(found, Found) and stated == {found.key}:
-        return replace(found, key_is_stated=True)
+    if isinstance(found, Found):
+        return replace(found, key_is_stated=stated == {found.key}, tables=tables)
     return found
 
 

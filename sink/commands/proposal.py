@@ -93,7 +93,8 @@ def write(place: Place, results: Sequence[Found | LeftOut]) -> str:
         )
         raise ConfigError(f"{place.what} has nothing that can be a table.{hint}\n{reasons}".rstrip())
     chosen, others = main_spelling(found)
-    targets = _targets(chosen, place)
+    prefixes = {each.name.split(".")[0] for each in results if not _is_internal(each) and each.name.count(".") > 1}
+    targets = _targets(chosen, place, with_prefix=place.type == "kafka" and len(prefixes) > 1)
     return "".join(f"{_one_line(line)}\n" for line in _lines(place, chosen, others, left, targets))
 
 
@@ -109,7 +110,8 @@ def told(results: Sequence[Found | LeftOut]) -> Iterator[str]:
     chosen, others = main_spelling([each for each in results if isinstance(each, Found) and each.key])
     for each in chosen:
         guess = ", a guess" if each.key_is_guess else ""
-        yield f"{each.name}: {each.recognized.format}, key {', '.join(each.key)}{guess}"
+        tables = f", messages of {_counted(each.tables)}" if each.tables else ""
+        yield f"{each.name}: {each.recognized.format}, key {', '.join(each.key)}{guess}{tables}"
     yield from (f"{each.name}: {each.recognized.format}, needs a file of its own" for each in others)
     for result in results:
         if isinstance(result, Found) and not result.key:
@@ -119,6 +121,10 @@ def told(results: Sequence[Found | LeftOut]) -> Iterator[str]:
     internal = [each.name for each in results if isinstance(each, LeftOut) and each.internal]
     if internal:
         yield f"no changes of tables: {', '.join(internal)}"
+
+
+def _counted(tables: Mapping[str, int]) -> str:
+    return ", ".join(f"{name} ({count:,})" for name, count in tables.items())
 
 
 def _no_key(found: Found) -> str:
@@ -190,7 +196,9 @@ def _entries(
         regular = [
             each
             for each in group
-            if targets[each.name].rpartition(".")[2] == _split(each.name, place)[1] and not each.key_is_guess
+            if targets[each.name].rpartition(".")[2] == _split(each.name, place)[1]
+            and not each.key_is_guess
+            and len(each.tables) < 2
         ]
         alike = [each for each in regular if each.recognized.has_schema and not each.excluded]
         ways = [_key_and_order(each) for each in alike]
@@ -254,6 +262,13 @@ def _entry(found: Found, target: str, place: Place) -> Iterator[str]:
         yield f"  # {found.recognized.note}"
     yield f"  - source: {_scalar(name)}"
     yield f"    target: {target}"
+    if len(found.tables) > 1:
+        own, *rest = found.tables
+        yield f"    # The topic holds messages of {_counted(found.tables)}. This entry takes those of one."
+        yield "    # Name all that belong together, also as patterns such as *.orders. Without other_tables: ignore,"
+        yield f"    # messages of {', '.join(rest)} are bad records."
+        yield f"    source_tables: {_flow([own])}"
+        yield "    other_tables: ignore"
     remark = "   # A GUESS, by its name: correct it if these columns don't identify a row" if found.key_is_guess else ""
     if found.key_is_stated:
         yield f"    # key: {_flow(found.key)}, as the messages say"
@@ -301,13 +316,21 @@ def _comments(place: Place, others: Sequence[Found], left: Sequence[LeftOut]) ->
         yield from (f"#   {', '.join(names)}: {reason}" for reason, names in internal.items())
 
 
-def _targets(chosen: Sequence[Found], place: Place) -> dict[str, str]:
+def _is_internal(result: Found | LeftOut) -> bool:
+    return isinstance(result, LeftOut) and result.internal
+
+
+def _targets(chosen: Sequence[Found], place: Place, *, with_prefix: bool) -> dict[str, str]:
     """Source -> table. The last part of the source's name becomes the table's name, the part before it the namespace.
 
     If two sources would get the same table, the namespace takes more parts of the name.
+
+    :param with_prefix: the broker has topics of several prefixes, such as two connectors'. Then the namespace has the
+        prefix, so that another file for the other prefix has other tables.
     """
     result: dict[str, str] = {}
-    for parts in range(1, 1 + max(len(re.split(r"[./]", each.name)) for each in chosen)):
+    most = max(len(re.split(r"[./]", each.name)) for each in chosen)
+    for parts in range(most if with_prefix else 1, 1 + most):
         result = {}
         for each in chosen:
             prefix, table = _split(each.name, place)
