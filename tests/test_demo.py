@@ -99,13 +99,13 @@ def test_the_demo_proves_its_tables_and_can_be_run_again(tmp_path: Path, table_f
     environment = os.environ | {"PYTHONPATH": str(Path(__file__).parents[1])}
     (tmp_path / "shop").mkdir()
     (tmp_path / "shop" / demo.MARKER).touch()
-    (tmp_path / "shop" / "spark.log").write_text("of the last time")
+    (tmp_path / "shop" / "sink.yaml").write_text("of the last time")
     (tmp_path / "shop" / "notes.txt").write_text("mine")
     done = subprocess.run(
         command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=300, check=False
     )
     assert done.returncode == 0, done.stdout + done.stderr
-    assert "removed the last demo's spark.log" in done.stdout
+    assert "removed the last demo's sink.yaml" in done.stdout
     assert done.stdout.count(f"what {CAPABILITIES[table_format].name}'s reader") == 2
     assert done.stdout.count(": EQUAL") == 2
     made = (tmp_path / "shop" / "warehouse" / "shop" / "orders" / "_delta_log").exists()

@@ -7,7 +7,6 @@ Everything is in one folder. You can read it, and run the sink in it again by ha
     demo/expected/              the shop's own rows in the end; the sink never reads them
     demo/warehouse/             the tables
     demo/state/                 Spark's checkpoint
-    demo/spark.log              everything that Spark prints
 
 The shop keeps its rows in numpy arrays, changes them, and writes each change as a database's changelog has it. So the
 demo knows the right rows without reading the changelog again.
@@ -48,7 +47,7 @@ BATCHES = 8
 
 MARKER = ".rowdelta-demo"
 _MARKER_TEXT = "rowdelta demo made this folder, and starts over in it when it is run again.\n"
-_GENERATED = ("changes", "expected", "warehouse", "state", "sink.yaml", "spark.log")
+_GENERATED = ("changes", "expected", "warehouse", "state", "sink.yaml")
 _SHOWN_ROWS = 5
 _FIRST_FILE_TIME_S = 1_767_225_600  # 2026-01-01T00:00:00Z; each further file is one second younger
 _ROUNDS = 3
@@ -148,7 +147,7 @@ def run(folder: Path, table_format: Format = "iceberg") -> int:
 
     download = _FORMATS[table_format]["download"]
     print(f"\nStarting Spark. The first time, it downloads {download} ...", flush=True)
-    with _errors_into(folder / "spark.log"):
+    with _log_on_stdout():
         spark = session.start(config)
     with session.stopping(spark):
         print(f"\nrowdelta run {folder / 'sink.yaml'}", flush=True)
@@ -366,25 +365,6 @@ def _remove(path: Path) -> bool:
     else:
         return False
     return True
-
-
-@contextmanager
-def _errors_into(log: Path) -> Iterator[None]:
-    """Redirect standard error to a file. A JVM that starts meanwhile keeps this redirection, so Spark's messages don't
-    appear on the terminal.
-    """
-    sys.stderr.flush()
-    saved = os.dup(2)
-    try:
-        with log.open("wb") as file:
-            os.dup2(file.fileno(), 2)
-        yield
-    except Exception:
-        os.write(saved, f"Spark did not start; see {log}\n".encode())
-        raise
-    finally:
-        os.dup2(saved, 2)
-        os.close(saved)
 
 
 @contextmanager
