@@ -237,7 +237,12 @@ def _lines(result: Maintained) -> Iterator[str]:
     if result.error is not None:
         yield f"{result.table}: FAILED: {result.error}"
         return
-    yield f"{result.table}{': would do' if result.dry_run else ''}"
+    done = list(_done(result))
+    yield f"{result.table}{(': would do' if result.dry_run else '') if done else ': nothing to do'}"
+    yield from done
+
+
+def _done(result: Maintained) -> Iterator[str]:
     size, rewritten = sized(result.rewritten_bytes), amount(result.rewritten_data_files, "data file")
     if result.skipped:
         yield f"  not rewritten: {result.skipped}"

@@ -25,7 +25,7 @@ from deltawriters.partitioning import PartitionedWriter
 from deltawriters.rewrite import SmallFile
 from sink.commands import inspection
 from sink.commands import maintain as maintain_command
-from sink.commands.maintain import as_json, exit_code, lines, maintain
+from sink.commands.maintain import Maintained, as_json, exit_code, lines, maintain
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
 from sink.errors import ConfigError, FencedError, TableError, TableGoneError, TemporaryError
@@ -78,6 +78,16 @@ def rewritable(
 def groups(files: list[Rewritable], most_bytes: int | None = None, **options: Any) -> list[list[str]]:
     found = chosen(files, RewriteOptions(**options), 100 * OPEN_COST, most_bytes)
     return [[small.path for small in group.files] for group in found]
+
+
+def test_nothing_is_said_of_zero_files() -> None:
+    assert (
+        list(lines(Maintained("t", dry_run=True)))
+        == list(lines(Maintained("t", dry_run=False)))
+        == ["t: nothing to do"]
+    )
+    merged = Maintained("t", dry_run=True, merged_delete_files=1)
+    assert list(lines(merged)) == ["t: would do", "  merge        1 position delete file"]
 
 
 def test_what_pays_most_comes_first() -> None:
