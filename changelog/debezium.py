@@ -78,7 +78,7 @@ class _Placeholder:
         elements = (text, _base64(data), str(UUID(bytes=digest, version=3)))
         integers = np.frombuffer(data, np.int8)  # Java's bytes have a sign
         arrays = ([_json([element]) for element in elements], [_json(integers.tolist())])
-        self._text = text
+        self.text = text
         self._integers = integers.astype(np.float64)
         self._elements = pa.array(elements)
         self._texts = pa.array([text, _base64(data), *chain(*arrays), _json({text: text})])
@@ -97,7 +97,7 @@ class _Placeholder:
         if is_list(dtype):
             return self._in_lists(values)
         if pa.types.is_map(dtype) and pa.types.is_string(dtype.key_type):
-            return pc.map_lookup(values, pa.scalar(self._text), "first").is_valid()
+            return pc.map_lookup(values, pa.scalar(self.text), "first").is_valid()
         if pa.types.is_struct(dtype) and dtype.get_field_index("wkb") >= 0:
             wkb = pc.struct_field(values, ["wkb"])
             if pa.types.is_string(wkb.type):

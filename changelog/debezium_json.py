@@ -20,7 +20,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog import debezium
+from changelog import debezium, debezium_rows
 from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type, without_null_payloads
 from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
@@ -60,6 +60,7 @@ class DebeziumJson:
         readings.BINARIES: ("bytes", "base64", "base64-url-safe", "hex"),
         _MILLISECONDS: (),
         debezium.FLATTENED: ("false", "true"),
+        debezium_rows.ROWS: ("plain", debezium_rows.DOCUMENTS, debezium_rows.CELLS),
         "add.fields.prefix": (),
         debezium.TOMBSTONES: ("delete", "ignore"),
         debezium.UNAVAILABLE: (),
@@ -68,7 +69,8 @@ class DebeziumJson:
     def __init__(self, spec: ChangelogSpec) -> None:
         debezium.placeholder(spec)  # raises at once if the option is malformed
         self._spec = spec
-        implied = [(c.field, _implied(c.type, c.is_uuid, spec.options)) for c in spec.columns]
+        options = debezium_rows.implied_options(spec.options)
+        implied = [(c.field, _implied(c.type, c.is_uuid, options)) for c in spec.columns]
         # of several columns of one field, one that says how it is spelled counts
         self._implied = dict(sorted(implied, key=lambda column: column[1] != WireType()))
         in_millis = spec.options.get(_MILLISECONDS, ())
@@ -80,6 +82,7 @@ class DebeziumJson:
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
+        records = debezium_rows.rewritten(self._spec, records)
         for name in ("key", "value"):
             column = without_null_payloads(records.column(name))
             records = records.set_column(records.schema.get_field_index(name), records.schema.field(name), column)

@@ -12,7 +12,6 @@ from changelog.avro_schema import Node
 from changelog.json_records import parse
 from changelog.schema_registry import HEADER_BYTES
 
-_FLATTENED = "and format_options: {flattened: true}"
 _CONNECT_KEYS = (
     '["', "connector-", "task-", "tasks-fencing-", "commit-", "target-state-", "session-key", "status-connector-",
     "status-task-", "status-topic-", "restart-connector-", "logger-cluster-",
@@ -50,12 +49,12 @@ def _known(what: str) -> Unrecognized:
 
 
 DOCUMENTS = _known(
-    "events of MongoDB, whose rows are JSON text: give the connector the transform "
-    f"io.debezium.connector.mongodb.transforms.ExtractNewDocumentState, {_FLATTENED}"
+    "events of MongoDB, whose rows are JSON text: set format_options: {rows: documents} (debezium-json), or give the "
+    "connector the transform ExtractNewDocumentState and set format_options: {flattened: true}"
 )
 CELLS = _known(
-    "rows whose columns are objects {value, set}, as YugabyteDB and Cassandra send them: give the connector the "
-    f"transform io.debezium.connector.yugabytedb.transforms.YBExtractNewRecordState, {_FLATTENED}"
+    "rows whose columns are objects {value, set}, as YugabyteDB and Cassandra send them: set format_options: {rows: "
+    "cells} (debezium-json)"
 )
 
 

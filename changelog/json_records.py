@@ -227,9 +227,13 @@ class JsonReader:
         if not table.num_rows:
             return pa.array([], pa.struct(schema))
         try:
-            return table.to_struct_array().combine_chunks()
+            struct = table.to_struct_array().combine_chunks()
         except IndexError as error:  # Arrow's reader reads [null, null] as a list that lacks an element
             raise pa.ArrowInvalid(str(error)) from None
+        endless = _endless(struct)
+        if endless >= 0:  # Arrow's reader makes infinity of an integer of 309 digits
+            raise pa.ArrowInvalid(f"an infinite number in row {endless}")
+        return struct
 
     def _table(self, texts: pa.Array, schema: pa.Schema, unexpected: str) -> pa.Table:
         before, after = self._around
@@ -434,6 +438,13 @@ def _merged(old: pa.DataType, new: pa.DataType) -> pa.DataType:
     fields = {f.name: f.type for f in old}
     fields |= {f.name: _merged(fields[f.name], f.type) if f.name in fields else f.type for f in new}
     return pa.struct(list(fields.items()))
+
+
+def _endless(array: pa.Array) -> int:
+    """The first row with an infinite number, outside of lists; -1 if there is none."""
+    if pa.types.is_struct(array.type):
+        return next((row for part in array.flatten() if (row := _endless(part)) >= 0), -1)
+    return int(pc.index(pc.is_inf(array), True).as_py()) if pa.types.is_floating(array.type) else -1
 
 
 def _without_timestamps(dtype: pa.DataType) -> pa.DataType:

@@ -12,8 +12,18 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from changelog import debezium_rows
 from changelog.avro_schema import SchemaError
-from changelog.foreign_messages import Unrecognized, foreign, foreign_schema, framed, internal, internal_key
+from changelog.foreign_messages import (
+    CELLS,
+    DOCUMENTS,
+    Unrecognized,
+    foreign,
+    foreign_schema,
+    framed,
+    internal,
+    internal_key,
+)
 from changelog.json_records import parse
 from changelog.schema_registry import HEADER_BYTES, Schemas
 
@@ -115,7 +125,15 @@ def mistaken(format_name: str, options: Mapping[str, Any], record: Record) -> st
     what = NO_ROWS if value is None else _one(key, value, None)
     if isinstance(what, Recognized):
         return other_format(what, format_name, options)
-    return what.reason if what.known and not (what.needs_registry and "avro" in format_name) else ""
+    return what.reason if is_foreign(what, format_name, options) else ""
+
+
+def is_foreign(what: Unrecognized, format_name: str, options: Mapping[str, Any]) -> bool:
+    """Whether messages are known to be something that a format doesn't read."""
+    rows = {DOCUMENTS: debezium_rows.DOCUMENTS, CELLS: debezium_rows.CELLS}.get(what)
+    if rows is not None:
+        return options.get(debezium_rows.ROWS) != rows
+    return what.known and not (what.needs_registry and "avro" in format_name)
 
 
 def other_format(what: Recognized, format_name: str, options: Mapping[str, Any]) -> str:

@@ -20,7 +20,7 @@ from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, R
 from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
-from changelog.recognition import NO_ROWS, Recognized, other_format, recognize
+from changelog.recognition import NO_ROWS, Recognized, is_foreign, other_format, recognize
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError, connect
 from changelog.source_tables import Found, strangers, takes, with_tombstones
@@ -234,7 +234,7 @@ def refuse_others(config: Config, table: TableSection, records: pa.Table) -> Non
         return
     what = _recognized(config, records)
     if isinstance(what, Unrecognized):
-        if what.known and not (what.needs_registry and "avro" in source.format):
+        if is_foreign(what, source.format, source.format_options):
             raise NotChangesError(table.target, table.source, what.reason, is_internal=what.internal)
         return
     other = other_format(what, source.format, source.format_options)

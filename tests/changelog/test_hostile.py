@@ -54,6 +54,14 @@ def test_huge_and_tiny_numbers() -> None:
     assert [dtype for dtype, count in bad.items() if count < 20] == ["string"]
 
 
+def test_a_large_integer_is_not_infinite() -> None:
+    numbers = ("1" * 309, "-1" + "0" * 400, "1e309", "1" * 20, '"Infinity"')
+    records = messages(*(f'{{"row_kind":"+I","id":1,"v":{number}}}' for number in numbers))
+    found = decode("row-kind", raw_records(records), spec({"id": "bigint", "v": "double"}))
+    assert [d.row["v"] for d in found] == [None, None, None, float("1" * 20), float("inf")]
+    assert [(d.error or "").partition(":")[0] for d in found] == ["type_mismatch"] * 3 + [""] * 2
+
+
 def test_a_small_number_is_no_zero() -> None:
     records = messages(*(f'{{"row_kind":"+I","id":1,"v":{number}}}' for number in ("1e-3", "1e-40", "1e-400", "0e-99")))
     found = decode("row-kind", raw_records(records), spec({"id": "bigint", "v": "decimal(12,2)"}))

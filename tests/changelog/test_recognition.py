@@ -128,10 +128,10 @@ NOTICE = {"id": "1", "aggregate_type": "Initial Snapshot", "type": "STARTED", "a
 CHANGE = {"_id": {"_data": "8264"}, "operationType": "insert", "ns": {"db": "shop"}, "fullDocument": ROW}
 FOREIGN = [
     (record({"op": "c", "before": None, "after": json.dumps(ROW)}), "MongoDB", "ExtractNewDocumentState"),
-    (record({"op": "d", "before": None, "after": None, "source": SOURCE}), "MongoDB", "flattened: true"),
+    (record({"op": "d", "before": None, "after": None, "source": SOURCE}), "MongoDB", "rows: documents"),
     (record({"op": "u", "patch": "{}", "filter": "{}", "source": SOURCE}), "MongoDB", "ExtractNewDocumentState"),
-    (record({"op": "u", "before": None, "after": {"id": CELL, "name": None}}), "{value, set}", "YBExtract"),
-    (record({"op": "d", "before": {"id": CELL | {"deletion_ts": None}}, "after": None}), "{value, set}", "YBExtract"),
+    (record({"op": "u", "before": None, "after": {"id": CELL, "name": None}}), "{value, set}", "rows: cells"),
+    (record({"op": "d", "before": {"id": CELL | {"deletion_ts": None}}, "after": None}), "{value, set}", "rows: cells"),
     (record(EVENT), "CloudEvents", "JsonConverter"),
     (record({"schemaId": 12, "payload": ROW}), "Apicurio", "JsonConverter"),
     ((None, bytes(8) + b"\7\2\4"), "Apicurio", "as-confluent"),
@@ -185,6 +185,9 @@ def test_events_of_mongodb_and_cells_as_avro() -> None:
         ("debezium-json", {}, (None, b"{"), None),
         ("debezium-json", {}, record({"nonsense": 1}), None),
         ("canal-json", {}, record(CANAL), None),
+        ("debezium-json", {"rows": "documents"}, FOREIGN[0][0], None),
+        ("debezium-json", {"rows": "cells"}, FOREIGN[0][0], "MongoDB"),
+        ("debezium-json", {"rows": "cells"}, FOREIGN[3][0], None),
     ],
 )  # fmt: skip
 def test_what_a_refused_message_is(format_: str, options: Any, message: Any, text: str | None) -> None:

@@ -61,8 +61,8 @@ def content(format_: str, begin: int, end: int) -> dict[int, str] | None:
 
 
 def event(change: str) -> dict[str, Any]:
-    row = {"id": int(change[1]), "name": change}
     removed = change[0] == "d"
+    row = {"id": int(change[1]), "name": HISTORY[HISTORY.index(change) - 1] if removed else change}
     return {"before": row if removed else None, "after": None if removed else row, "op": change[0]}
 
 
