@@ -231,7 +231,7 @@ class JsonReader:
         except IndexError as error:  # Arrow's reader reads [null, null] as a list that lacks an element
             raise pa.ArrowInvalid(str(error)) from None
         endless = _endless(struct)
-        if endless >= 0:  # Arrow's reader makes infinity of an integer of 309 digits
+        if endless >= 0:  # Arrow's reader makes infinity of an integer of 310 digits
             raise pa.ArrowInvalid(f"an infinite number in row {endless}")
         return struct
 
