@@ -29,7 +29,6 @@ from changelog.changes import (
     FormatError,
     MessageKey,
     Rejected,
-    TableNames,
     Truncates,
     UnavailableError,
     Wire,
@@ -52,7 +51,7 @@ from changelog.rows import (
     sets_row,
     unavailable_bits,
 )
-from changelog.source_tables import Found, strangers, with_tombstones
+from changelog.source_tables import Found, first_place, named, strangers, with_tombstones
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.encoded import MAYBE_BASE64
@@ -293,11 +292,8 @@ class _TaskDecoder:
         return bared(with_moves(rows, self._spec, record, place, partition, empty, told), self._spec)
 
     def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
-        for found in parsed:
-            if isinstance(found, TableNames):
-                for name in found.name.unique().drop_null().to_pylist():
-                    record = found.record[pc.index(found.name, name).as_py()].as_py()
-                    self.stated = merged_facts(self.stated, {name: _place(raw, record)})
+        places: Stated = {name: first_place(raw, rows) for name, rows in named(parsed).items()}
+        self.stated = merged_facts(self.stated, places)
 
     def _decoded_without(self, raw: pa.RecordBatch, parsed: Sequence[Found], others: Mapping[str, Any]) -> pa.Table:
         """Decode a batch without the messages of other tables. Those that would have changed rows are bad records."""

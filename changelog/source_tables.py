@@ -37,7 +37,20 @@ def table_names(record: pa.Array, *parts: pa.Array) -> TableNames:
 def takes(patterns: Sequence[str], name: str) -> bool:
     """Whether an entry with these `source_tables` takes the messages of a table."""
     names = [name, name.partition(".")[2]] if name.count(".") > 1 else [name]
-    return any(fnmatchcase(each, pattern) for pattern in patterns for each in names)
+    return any(fnmatchcase(each, pattern.replace("[", "[[]")) for pattern in patterns for each in names)
+
+
+def named(found: Sequence[Found]) -> dict[str, Rows]:
+    """Row numbers of the messages that change rows, or can't be applied, by the table that they name. Ignored ones,
+    such as those of DDL, say nothing of which tables a topic has: Canal and DMS send them to each.
+
+    :param found: what a format made of the messages.
+    """
+    changing = [part.record.to_numpy() for part in found if isinstance(part, Changes | Rejected)]
+    if not changing:
+        return {}
+    rows = {name: np.intersect1d(rows, np.concatenate(changing)) for name, rows in _by_name(found).items()}
+    return {name: some for name, some in rows.items() if len(some)}
 
 
 def strangers(found: Sequence[Found], patterns: Sequence[str]) -> dict[str, Rows]:
@@ -45,15 +58,29 @@ def strangers(found: Sequence[Found], patterns: Sequence[str]) -> dict[str, Rows
 
     :param found: what a format made of the messages.
     """
-    others: dict[str, Rows] = {}
+    return {name: rows for name, rows in _by_name(found).items() if not takes(patterns, name)}
+
+
+def _by_name(found: Sequence[Found]) -> dict[str, Rows]:
+    by_name: dict[str, Rows] = {}
     for part in found:
         if isinstance(part, TableNames):
             names = part.name.dictionary_encode()
             for number, name in enumerate(names.dictionary.to_pylist()):
-                if not takes(patterns, name):
-                    rows = part.record.filter(pc.fill_null(pc.equal(names.indices, number), False)).to_numpy()
-                    others[name] = np.concatenate([others.get(name, np.empty(0, np.int64)), rows])
-    return others
+                rows = part.record.filter(pc.fill_null(pc.equal(names.indices, number), False)).to_numpy()
+                by_name[name] = np.concatenate([by_name.get(name, np.empty(0, np.int64)), rows])
+    return by_name
+
+
+def first_place(records: pa.RecordBatch, rows: Rows) -> tuple[int, int]:
+    """Partition and offset of the first of some records, in the lowest partition. A batch may have several, in any
+    order.
+    """
+    partition, offset = (
+        pc.fill_null(records.column(name).take(pa.array(rows)), -1).to_numpy() for name in ("partition", "offset")
+    )
+    first = np.lexsort([offset, partition])[0]
+    return int(partition[first]), int(offset[first])
 
 
 def with_tombstones(records: pa.RecordBatch, rows: Rows) -> Rows:

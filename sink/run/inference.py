@@ -9,21 +9,20 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, TableNames, UnavailableError
+from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, UnavailableError
 from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
 from changelog.recognition import NO_ROWS, Recognized, is_foreign, other_format, recognize
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError, connect
-from changelog.source_tables import Found, strangers, takes, with_tombstones
+from changelog.source_tables import Found, first_place, named, strangers, takes, with_tombstones
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, NotChangesError, RowdeltaError, TemporaryError
@@ -258,18 +257,15 @@ def _recognized(config: Config, records: pa.Table) -> Recognized | Unrecognized:
 
 def source_tables(config: Config, records: pa.Table) -> dict[str, int]:
     """The source's tables that raw records (`RAW_SCHEMA`) name, the first one first, with the number of records of
-    each.
+    each. Those that are ignored, such as DDL, don't count.
     """
     places: dict[str, tuple[int, int]] = {}
     counts = Counter[str]()
     for batch, found in _decoded(config, records):
-        for part in found:
-            if isinstance(part, TableNames):
-                for name, count in Counter(part.name.drop_null().to_pylist()).items():
-                    counts[name] += count
-                    row = part.record[pc.index(part.name, name).as_py()].as_py()
-                    place = tuple(batch.column(n)[row].as_py() or 0 for n in ("partition", "offset"))
-                    places[name] = min((place[0], place[1]), places.get(name, (place[0], place[1])))
+        for name, rows in named(found).items():
+            counts[name] += len(rows)
+            place = first_place(batch, rows)
+            places[name] = min(place, places.get(name, place))
     return {name: counts[name] for name in sorted(places, key=lambda name: places[name])}
 
 

@@ -142,6 +142,28 @@ def test_the_names_are_stated(name: str, made: Made, options: dict[str, str]) ->
     assert names == {"shop.customers": (0, 0), "shop.orders": (0, 1)}
 
 
+@each_format
+def test_what_no_row_depends_on_is_not_the_first_table(name: str, made: Made, options: dict[str, str]) -> None:
+    """A topic that begins with DDL of another table, or with records of DMS's own tables, isn't theirs."""
+    if made in (ogg, flattened):
+        return  # they have no such messages
+    rows = [("awsdms_status", "none", None), ("orders", "insert", {"id": 1, "name": "pen"})]
+    stated: list[Stated] = []
+    decoder = ChangelogDecoder(name, spec(COLUMNS, options=options), observe_stated=stated.append)
+    list(decoder([raw_records(batch(made, *rows))]))
+    assert [fact for fact in stated[0] if isinstance(fact, str)] == ["shop.orders"]
+
+
+def test_the_first_place_is_in_the_lowest_partition() -> None:
+    """Whatever the order in which a batch has several partitions, so that a replay finds the same table."""
+    rows = [("orders", 1, 0), ("customers", 0, 5), ("orders", 0, 4)]
+    records = [Message(debezium(t, "insert", {"id": 1}), offset, {"id": 1}, part) for t, part, offset in rows]
+    stated: list[Stated] = []
+    list(ChangelogDecoder("debezium-json", spec(COLUMNS), observe_stated=stated.append)([raw_records(records)]))
+    names = {fact: place for fact, place in stated[0].items() if isinstance(fact, str)}
+    assert names == {"shop.orders": (0, 4), "shop.customers": (0, 5)}
+
+
 def test_tombstones_of_other_tables_remove_nothing() -> None:
     """The key of a tombstone may be that of a row of this table."""
     row = {"id": 1, "name": "pen"}
@@ -201,6 +223,8 @@ def test_avro() -> None:
         ("*.orders", "shop.public.orders", True),
         ("public.orders", "public.orders", True),
         ("SHOP.ORDERS", "SHOP.ORDERS", True),
+        ("dbo.a[1]", "dbo.a[1]", True),
+        ("dbo.a[1]", "dbo.a1", False),
     ],
 )
 def test_patterns(pattern: str, name: str, fits: bool) -> None:

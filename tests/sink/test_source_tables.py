@@ -76,3 +76,20 @@ def test_columns_are_those_of_one_table() -> None:
     assert source_tables(config, records) == {"shop.orders": 2, "shop.customers": 1}
     assert list(infer_fields(config, of_one_table(config, records, ()))) == ["id", "name"]
     assert list(infer_fields(config, of_one_table(config, records, ["*.customers"]))) == ["id", "name", "city"]
+
+
+def test_a_topic_that_begins_with_a_control_record_of_another_table() -> None:
+    """DMS's own tables, or a DDL statement, don't decide which columns a table gets."""
+    config = Config.model_construct(source=SourceSection(type="kafka", format="dms-json", options={}))
+
+    def dms(table: str, row: dict[str, int] | None) -> bytes:
+        kind = {"record-type": "control", "operation": "create-table"}
+        if row is not None:
+            kind = {"record-type": "data", "operation": "insert"}
+        metadata = kind | {"schema-name": "SHOP", "table-name": table}
+        return json.dumps({"data": row, "metadata": metadata}).encode()
+
+    values = [dms("AWSDMS_STATUS", None), dms("ORDERS", {"ID": 1})]
+    records = raw_records("t", [Message("t", 0, n, None, value) for n, value in enumerate(values)])
+    assert source_tables(config, records) == {"SHOP.ORDERS": 1}
+    assert list(infer_fields(config, of_one_table(config, records, ()))) == ["ID"]
