@@ -359,7 +359,8 @@ def lone_tombstones(
     Usually a `d` comes right before, and has deleted the row. But Kafka's compaction, or a filter, may drop the `d` and
     keep the tombstone. A tombstone without a key is ignored, and so are all of them if `order_by` is set: they have no
     order value; or if the topic has several tables: nothing says of which one it is. Among flattened rows a tombstone
-    may be all that says that a row was deleted, so all of them count.
+    may be all that says that a row was deleted, so all of them count; if the topic has several tables, those that don't
+    come right after a delete.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of all tombstones.
@@ -367,13 +368,13 @@ def lone_tombstones(
     """
     if ignores_tombstones(spec):
         return np.empty(0, np.int64)
-    if is_flattened(spec):
+    if is_flattened(spec) and not spec.is_mixed:
         return rows
-    if spec.is_mixed:
+    if spec.is_mixed and not is_flattened(spec):
         return np.empty(0, np.int64)
     keys = records.column("key")
     rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-    if not len(rows) or spec.inserts_only or spec.order_by:
+    if not len(rows) or spec.inserts_only or (spec.order_by and not is_flattened(spec)):
         return np.empty(0, np.int64)
     at, before = pa.array(rows), pa.array(np.maximum(rows - 1, 0))
     after = [

@@ -1,5 +1,6 @@
 """What a format must know about the table that its changes go to."""
 
+import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Literal
@@ -86,9 +87,10 @@ class ChangelogSpec:
 
     def other_table(self, name: str) -> str:
         """Why messages of another table are bad records."""
+        both = json.dumps([*self.source_tables, name], ensure_ascii=False)
         return (
             f"the message is of table {name}, and this entry takes those of {', '.join(self.source_tables)}. Write "
-            f"source_tables: [{', '.join([*self.source_tables, name])}] in the entry if they belong together, or "
+            f"source_tables: {both} in the entry if they belong together, or "
             "other_tables: ignore to leave others out"
         )
 

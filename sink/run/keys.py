@@ -139,8 +139,8 @@ def _check_new_key(config: Config, section: TableSection, path: str, table: Tabl
     own = shown(known.columns)
     raise ConfigError(
         f"{path}.key: got {shown(section.key)}, but the rows of {section.target} are told apart by {own}. Under "
-        f"another key one change may remove several rows. Write key: [{own}]; or build the table anew under the new "
-        f"key (rowdelta reset with --empty); or, if {shown(section.key)} tells the rows apart that are there, say so "
+        f"another key one change may remove several rows. Write key: [{own}]; or drop the table, so that it is built "
+        f"anew under the new key; or, if {shown(section.key)} tells the rows apart that are there, say so "
         f"in SQL and run again: ALTER TABLE {section.target} SET TBLPROPERTIES ('{name}' = '{new}')."
     )
 
