@@ -130,7 +130,7 @@ _EVERYWHERE = "*"
 
 _SAME_OFFSETS = "same-offsets"
 """Last part of a property that the user sets, as `old=new`: two topics, or ids of topics, with the same messages at the
-same offsets.
+same offsets; or hashes of the paths of two directories with the same files.
 """
 
 SMALL_MERGE = 1_000_000
@@ -254,11 +254,14 @@ class TableSink:
         return self._spec.io if self._key_index is None else self._key_index.io_of(path, self._spec)
 
     def check_source(self) -> None:
-        """A position in Kafka is true of one topic only. Call this after `Source.locate`.
+        """A position is true of one topic or directory only. Call this after `Source.locate`.
 
-        :raises TableError: the table's position is one in another topic than it is read from now.
+        :raises TableError: the table's position is one in another topic or directory than it is read from now.
         """
-        if self._config.source.type != "kafka" or self.position is None:
+        if self.position is None:
+            return
+        if self._config.source.type == "files":
+            self._check_directory(self.position)
             return
         if not any(int(offset) for offset in self.position.values()):  # it has passed no message of any topic
             return
@@ -282,6 +285,18 @@ class TableSink:
                 f"To read {topic} from the start, use rowdelta reset (see docs/operations.md, Reset). If it "
                 "has the same messages at the same offsets, set the table's property "
                 f"{self._prefix}.{_SAME_OFFSETS} to {old}={new}."
+            )
+
+    def _check_directory(self, position: Position) -> None:
+        directory = self.plan.section.source
+        old, new = position.get("directory"), self._source.identity(directory)
+        same = f"{self._prefix}.{_SAME_OFFSETS}"
+        if old is not None and old != new and self.table.property(same) != f"{old}={new}":
+            raise TableError(
+                f"{self.table.name}: its position is one in another directory, and the configuration says {directory}. "
+                "Files that are older than the position would be left out. To read the directory from the start, use "
+                "rowdelta reset (see docs/operations.md, Reset). If it has the same files with the same modification "
+                f"times, set the table's property {same} to {old}={new}."
             )
 
     def remember_start(self, position: Position | None) -> None:

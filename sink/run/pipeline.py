@@ -265,6 +265,9 @@ class Pipeline:
             self._supervisor.apply(run.stream, batch_id, frame)
             if self._supervisor.closed:
                 raise _StoppedError  # some tables may have been left out, so Spark must not mark this micro-batch done
+            if self._stopping:  # likewise: parts of the micro-batch may have been left out
+                run.over = True
+                raise _StoppedError
             if self._is_over() or not any(member.works for member in members):
                 run.over = True
                 raise next((member.error for member in members if member.error is not None), _StoppedError())

@@ -297,7 +297,8 @@ class Supervisor:
             with logs.about(batch=batch_id):
                 self._apply(stream, batch_id, frame, touched)
         finally:
-            self.tally.add(batches=int(sum(member.commits for member in touched) > before))
+            commits = sum(member.commits for member in touched) - before
+            self.tally.add(batches=commits if len(touched) == 1 else int(commits > 0))  # of one table, in parts
 
     def _apply(self, stream: Stream, batch_id: int, frame: DataFrame, touched: Sequence[Member]) -> None:
         with ExitStack() as held:
@@ -317,7 +318,10 @@ class Supervisor:
         def begin(member: Member) -> None:
             sink = _sink(member)
             batch = sink.batch(stream, batch_id, frame)
-            if batch is not None:
+            while batch is not None and batch.more and not self._is_cut():
+                self._note_commit(member, sink.apply_batch(batch_id, batch))
+                batch = sink.batch(stream, batch_id, frame)
+            if batch is not None and not batch.more:
                 batches[member.source] = batch
                 share = sink.share(batch)
                 if share is not None:
@@ -363,9 +367,10 @@ class Supervisor:
     def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
         sink = _sink(member)
         batch = sink.batch(stream, batch_id, frame)
-        if batch is not None:
+        while batch is not None:
             self._note_commit(member, sink.apply_batch(batch_id, batch))
             sink.compact()
+            batch = sink.batch(stream, batch_id, frame) if batch.more and not self._is_cut() else None
         member.failures = 0
 
     def _note_commit(self, member: Member, written: Written) -> None:
@@ -417,6 +422,10 @@ class Supervisor:
 
     def _is_ending(self) -> bool:
         return self.closed or (self._config.sink.on_table_error == "stop" and bool(self.broken()))
+
+    def _is_cut(self) -> bool:
+        """Whether further parts of a micro-batch are left to the next run."""
+        return self.stopping or self._is_ending()
 
     def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
         """Do a table's work. If it fails, set the table aside with its group."""

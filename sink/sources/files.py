@@ -1,8 +1,13 @@
 """Reads directories of change files, with one streaming query for each table.
 
-Spark reads files in the order of their modification time. A position has the highest modification time so far, and the
-files that have this time, by their paths below the directory:
-`{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7, "directory": "9f86…"}`.
+Files are applied by modification time, then by path. Spark knows the order of times only, and where it ends a
+micro-batch among files of one time, later ones may have lower paths. So each of its micro-batches has all files that
+are listed and new, and this module takes parts of it, as large as the options say.
+
+A position has the highest modification time so far, and the files that have this time, by their paths below the
+directory:
+`{"modified": 1767323045123, "files": ["b.parquet"], "generation": "5d2c…", "batch": 7, "directory": "9f86…"}`. While a
+part of the micro-batch is still to come, `"applied": 3` says how many of its files the table has, in their order.
 
 As long as a checkpoint generation continues, Spark's own log says which files are new, even late ones. If it doesn't
 continue (it was deleted, or restored from a copy, or is ahead of a table that was rolled back, or is that of a
@@ -49,6 +54,8 @@ Found = TypeVar("Found")
 _OWN_OPTIONS = {"path_format"}
 _CHOOSING_OPTIONS = {"path_format", "maxFilesPerTrigger", "maxBytesPerTrigger", "maxFileAge"}
 """Options that don't change how a file is read."""
+_LIMITS = {"maxfilespertrigger", "maxbytespertrigger"}
+"""Options of a micro-batch's size. Spark doesn't get them."""
 _SPECIAL = re.compile(r"[,{}\[\]*?\\]|^(?:[^/:]+:)?(?://[^/]*)?+/.*:|=[^/]*/|/[_.][^/]*$")
 """Fits paths that can't be in a list of paths: some characters have a meaning there, or are refused. Also fits folders
 such as `day=1`, from which Spark takes column values.
@@ -91,6 +98,7 @@ class FilesSource(Directories):
         self._generations: dict[str, str] = {}
         self._fingerprints: dict[str, str] = {}
         self._positions: dict[str, Position | None] = {}
+        self._in_batch: dict[str, tuple[int, list[ChangeFile]]] = {}
         jvm = spark.sparkContext._jvm
         assert jvm is not None
         # looked up only once, because py4j makes a round trip for each part of a class's name
@@ -100,6 +108,7 @@ class FilesSource(Directories):
         self._parquet_input = jvm.org.apache.parquet.hadoop.util.HadoopInputFile
         # made only once, because this takes longer than reading a footer
         self._parquet_options = jvm.org.apache.parquet.ParquetReadOptions.builder().build()
+        self._bytes_of = jvm.org.apache.spark.network.util.JavaUtils.byteStringAsBytes
         self._to_spark = jvm.org.apache.spark.sql.execution.datasources.parquet.ParquetToSparkSchemaConverter
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
         self._file_schemas: dict[str, T.StructType] = {}
@@ -140,10 +149,11 @@ class FilesSource(Directories):
         self._folders[table.target] = folder
         self._fingerprints[table.target] = directory
         self._generations[table.target] = generation
+        self._in_batch.pop(table.target, None)
         return Stream(table.target, self._read(table), folder.location(generation), (table,))
 
     def _read(self, table: TableSection) -> DataFrame:
-        options = {name: value for name, value in self._config.source.options.items() if name not in _OWN_OPTIONS}
+        options = self._options()
         if not any(name.lower() == "maxfileage" for name in options):
             options["maxFileAge"] = _ANY_AGE
         reader = self._spark.readStream.options(**options)
@@ -153,22 +163,23 @@ class FilesSource(Directories):
             return reader.schema(schema).parquet(table.source).select("*", path.alias(SOURCE))
         return reader.format("text").load(table.source).select(path.alias("source"), "value")
 
+    def _options(self) -> dict[str, str]:
+        """Options of Spark's reader."""
+        options = self._config.source.options.items()
+        return {name: value for name, value in options if name not in _OWN_OPTIONS and name.lower() not in _LIMITS}
+
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
     ) -> TableBatch | None:
         generation = self._generations[table.target]
-        files = self._files(table, batch_id)
-        fresh = files
-        continues = position is not None and position["generation"] == generation
-        if position is not None and continues:
-            if batch_id <= position["batch"]:
-                return None
-            earlier = position.get("earlier", [])
-            fresh = [f for f in files if f.modified != position["modified"] or f.name not in earlier]
-        elif position is not None:
-            fresh = [file for file in files if is_beyond(file, position)]
-        if not fresh:
+        if position is not None and position["generation"] == generation and _batches(position) > batch_id:
             return None
+        files = self._files(table, batch_id)
+        waiting = _waiting(files, position, generation, batch_id)
+        if not waiting:
+            return None
+        fresh = self._part(table, waiting)
+        more = len(fresh) < len(waiting)
         is_parquet = self._config.source.file_format == "parquet"
         footers = self._footers(table, fresh) if is_parquet else {}
         if is_parquet:
@@ -178,18 +189,35 @@ class FilesSource(Directories):
         declared = {path: footer.schema for path, footer in footers.items()} if is_parquet else None
         records = frame
         schema = self._schema(table, declared.values()) if declared is not None else None
-        if schema is not None:
-            # the files have columns that the query doesn't know, so they are read without it
-            paths = [self._decoded(path) for path in footers]
-            reader = frame.sparkSession.read.schema(schema).option("__globPaths__", "false")
-            records = reader.parquet(*paths).select("*", F.col("_metadata.file_path").alias(SOURCE))
-        elif len(fresh) < len(files):
-            applied = {_same_spelling(file.path) for file in files} - {_same_spelling(file.path) for file in fresh}
-            found = F.regexp_replace(SOURCE if is_parquet else "source", _LOCAL, "/")
-            records = frame.where(~found.isin(sorted(applied)))
+        if schema is not None or len(fresh) < len(files):
+            # some files, or columns that the query doesn't know, so the files are read without it
+            paths = [self._decoded(file.path) for file in fresh]
+            reader = frame.sparkSession.read.options(**self._options()).option("__globPaths__", "false")
+            path = F.col("_metadata.file_path")
+            if is_parquet:
+                schema = schema or columns_to_read(self._specs[table.target])
+                records = reader.schema(schema).parquet(*paths).select("*", path.alias(SOURCE))
+            else:
+                records = reader.format("text").load(paths).select(path.alias("source"), "value")
         whole = self._read_whole(footers) if is_parquet else None
         mark = {**_mark(fresh, position, generation, batch_id), "directory": self._fingerprints[table.target]}
-        return TableBatch(lambda: records, mark, rows, declared=declared, files=whole)
+        if more:
+            mark["applied"] = files.index(fresh[-1]) + 1
+        return TableBatch(lambda: records, mark, rows, declared=declared, files=whole, more=more)
+
+    def _part(self, table: TableSection, files: list[ChangeFile]) -> list[ChangeFile]:
+        """The first files, as many as the options let a micro-batch have. It has at least one."""
+        options = {name.lower(): value for name, value in self._config.source.options.items()}
+        if "maxfilespertrigger" in options:
+            return files[: int(options["maxfilespertrigger"])]
+        if "maxbytespertrigger" not in options:
+            return files
+        left, count = self._bytes_of(options["maxbytespertrigger"]), 0
+        while left > 0 and count < len(files):
+            for size in self._each(functools.partial(self._size, table), files[count : count + _AT_ONCE]):
+                left -= size
+                count += left >= 0
+        return files[: max(count, 1)]
 
     def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, int] | None:
         """Paths and sizes of the files, if tasks can read them whole. None if an option, a path or a size needs Spark's
@@ -206,7 +234,7 @@ class FilesSource(Directories):
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         if other["generation"] == position["generation"]:
-            return int(other["batch"]) > int(position["batch"])
+            return _progress(other) > _progress(position)
         newest, passed = int(other["modified"]), int(position["modified"])
         return newest > passed or (newest == passed and not set(other["files"]) <= set(position["files"]))
 
@@ -217,7 +245,7 @@ class FilesSource(Directories):
         return None
 
     def identity(self, source: str) -> str | None:
-        return None
+        return self._hadoop.fingerprint(source)
 
     def partitions(self, source: str) -> int:
         return 1
@@ -232,7 +260,14 @@ class FilesSource(Directories):
         return None
 
     def _files(self, table: TableSection, batch_id: int) -> list[ChangeFile]:
-        """The files of a micro-batch, from Spark's `FileStreamSourceLog`."""
+        """The files of a micro-batch in their order, from Spark's `FileStreamSourceLog`."""
+        last, files = self._in_batch.get(table.target, (-1, []))
+        if last != batch_id:
+            files = sorted(self._logged(table, batch_id), key=lambda file: (file.modified, file.name))
+            self._in_batch[table.target] = batch_id, files
+        return files
+
+    def _logged(self, table: TableSection, batch_id: int) -> list[ChangeFile]:
         folder, generation = self._folders[table.target], self._generations[table.target]
         end = folder.offsets(generation, batch_id)["logOffset"]
         before = folder.offsets(generation, batch_id - 1)
@@ -400,6 +435,29 @@ def _continues(folder: CheckpointFolder, position: Position, directory: str) -> 
     if not folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation):
         return False
     return folder.is_whole(generation)
+
+
+def _progress(position: Position) -> tuple[int, float]:
+    """The micro-batch of a position, and how many of its files are applied."""
+    return int(position["batch"]), float(position.get("applied", "inf"))
+
+
+def _batches(position: Position) -> int:
+    """How many micro-batches of its generation a position has passed."""
+    return int(position["batch"]) + ("applied" not in position)
+
+
+def _waiting(
+    files: list[ChangeFile], position: Position | None, generation: str, batch_id: int
+) -> list[ChangeFile]:
+    """The files of a micro-batch that a position hasn't passed."""
+    if position is None:
+        return files
+    if position["generation"] != generation:
+        return [file for file in files if is_beyond(file, position)]
+    earlier = position.get("earlier", [])
+    rest = files[position.get("applied", 0) :] if batch_id == position["batch"] else files
+    return [file for file in rest if file.modified != position["modified"] or file.name not in earlier]
 
 
 def _same_spelling(uri: str) -> str:

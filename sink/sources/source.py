@@ -61,6 +61,7 @@ class TableBatch:
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
     :param files: path -> size of the Parquet files, if tasks can read the whole files as bytes.
+    :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """
 
     records: Callable[[], "DataFrame"]
@@ -70,6 +71,7 @@ class TableBatch:
     declared: "Mapping[str, T.StructType] | None" = None
     share: SharedRead | None = None
     files: Mapping[str, int] | None = None
+    more: bool = False
 
 
 @dataclass(frozen=True)
@@ -138,7 +140,9 @@ class Source(SourceView, Protocol):
     def batch(
         self, stream: Stream, batch_id: int, frame: "DataFrame", table: TableSection, position: Position | None
     ) -> TableBatch | None:
-        """The table's part of a micro-batch. None if there is nothing that the table hasn't applied yet."""
+        """The table's part of a micro-batch, or the next one if there are several (`TableBatch.more`). None if there is
+        nothing that the table hasn't applied yet.
+        """
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         """Whether `other` may have passed records that `position` hasn't. Both positions belong to the same table."""
@@ -158,8 +162,8 @@ class Source(SourceView, Protocol):
         """The start position of a table without a position. It is known after `locate`, and the table stores it."""
 
     def identity(self, source: str) -> str | None:
-        """What a topic gets when it is created, so that another one of the same name is known as such. None if there is
-        no such thing, or before `locate`.
+        """What a topic gets when it is created, so that another one of the same name is known as such; or a hash of a
+        directory's path. None if there is no such thing, or before `locate`.
         """
 
     def partitions(self, source: str) -> int:

@@ -2,11 +2,13 @@
 
 import json
 import os
+import re
 from pathlib import Path
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.errors import DataError, TableError
 from sink.sources import files
 from sink.sources.directories import ChangeFile
 from tests.sink.harness import CREATED_LONG_AGO, Job
@@ -86,7 +88,7 @@ def test_files_of_one_name_in_several_folders_are_told_apart(spark: SparkSession
 
 
 @pytest.mark.spark
-def test_a_directory_that_was_moved_is_not_applied_again(spark: SparkSession, tmp_path: Path) -> None:
+def test_a_directory_that_was_moved_is_refused_and_not_applied_again(spark: SparkSession, tmp_path: Path) -> None:
     """Spark's checkpoint knows its files by their whole paths, so all of them are new to it."""
     job = Job(spark, tmp_path, file_format="json", mode="changelog", deletes="equality")
     put(job, "a.json", 1)
@@ -95,6 +97,10 @@ def test_a_directory_that_was_moved_is_not_applied_again(spark: SparkSession, tm
     moved = job.changes_folder.rename(tmp_path / "moved")
     job.changes_folder.mkdir()
     job.table = {"source": str(moved)}
+    with pytest.raises(TableError, match="another directory") as refused:
+        job.run()
+    name, value = re.findall(r"set the table's property (\S+) to (\S+)\.", str(refused.value))[0]
+    job.java_table().updateProperties().set(name, value).commit()
     job.run()
     assert [row["id"] for row in job.rows()] == [1, 2]
     put(job, "c.json", 3)
@@ -136,3 +142,32 @@ def test_what_a_crash_left_in_a_checkpoint_does_not_matter(
     job.run()
     assert [row["id"] for row in job.rows()] == [1, 2]
     assert "the checkpoint doesn't continue" not in caplog.text
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("file_format", ["json", "parquet"])
+@pytest.mark.parametrize("lost", [False, True], ids=["continues", "checkpoint lost"])
+def test_files_of_one_time_are_applied_by_their_paths(
+    spark: SparkSession, tmp_path: Path, file_format: str, lost: bool
+) -> None:
+    """Also where a micro-batch ends among them, and where the job does."""
+    job = Job(spark, tmp_path, file_format=file_format, sections={"sink": {"on_bad_record": "fail"}})
+    paths = {}
+    for number in (7, 3, 6, 9, 2, 8, 12, 1, 11, 5, 4, 10):
+        written = job.write_records([{"row_kind": "+U", "seq": 1, "id": 1, "region": str(number)}])
+        paths[number] = written.rename(written.with_name(f"{number:03}.{file_format}"))
+        os.utime(paths[number], (1_700_000_000, 1_700_000_000))
+    good = paths[6].read_bytes()
+    paths[6].write_bytes(b"PAR1, and no more\n")
+    os.utime(paths[6], (1_700_000_000, 1_700_000_000))
+    with pytest.raises(DataError):
+        job.run()
+    assert job.rows() == [{"id": 1, "region": "5"}]
+    paths[6].write_bytes(good)
+    os.utime(paths[6], (1_700_000_000, 1_700_000_000))
+    if lost:
+        job.lose_checkpoint()
+    job.run()
+    assert job.rows() == [{"id": 1, "region": "12"}]
+    job.run()
+    assert job.rows() == [{"id": 1, "region": "12"}]
