@@ -99,9 +99,3 @@ class RolledBackError(TemporaryError):
     """The table was rolled back while the sink ran, so its position is earlier than the sink expected."""
 
     is_harmless = True
-
-
-class TopicGrewError(TemporaryError):
-    """The topic has more partitions than the micro-batch knows of, and the micro-batch can't be right without them."""
-
-    is_harmless = True

@@ -15,6 +15,7 @@ from changelog.amounts import amount
 from sink.run.attempt import SMALL_BATCH, TableShare
 from sink.run.microbatch import TableSink
 from sink.spark import task
+from sink.spark.accumulators import accumulator
 
 log = logging.getLogger("rowdelta")
 
@@ -32,7 +33,7 @@ class JointWriter:
     """Writes several tables' shares of a micro-batch."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._paths = spark.sparkContext.accumulator(list[tuple[str, str]](), task.ListParam[tuple[str, str]]())
+        self._paths = accumulator(spark.sparkContext, self, list[tuple[str, str]](), task.ListParam[tuple[str, str]]())
         self._paused_until = 0.0
 
     def write(

@@ -25,7 +25,7 @@ from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
-from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TemporaryError, TopicGrewError
+from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.job_errors import before_commit
@@ -111,9 +111,6 @@ _MOST_UNDECODED = 10
 """If a format fails on up to this many records, in succession or as a large part of a micro-batch, these are bad
 records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
 """
-
-_TRUNCATED = "truncated"
-"""Last part of a property: the position of the last micro-batch with a TRUNCATE (Kafka only)."""
 
 _SOURCE = "source"
 """Last part of a property: the topic in which the position is."""
@@ -918,40 +915,6 @@ class TableSink:
             self.plan = replace(self.plan, changelog=replace(self.plan.changelog, truncate_refused=refused))
             self._writer.follow(self.plan, self._task_plans)
 
-    def _check_one_partition(self) -> None:
-        """Ask the topic whether a TRUNCATE has a place in an order. Spark asks for the partitions first and for their
-        ends later. A partition that was added in between may have got rows before the TRUNCATE was written, and those
-        would come in the next micro-batch.
-
-        :raises TopicGrewError: it has none. When the table is opened again, the micro-batch has all partitions.
-        """
-        topic = self.plan.section.source
-        count = self._source.partitions(topic)
-        if count > 1:
-            raise TopicGrewError(
-                f"{self.table.name}: {topic} has {count} partitions now, and had one when a TRUNCATE was read from it. "
-                "Nothing says which messages of the others came before it. Nothing was applied."
-            )
-
-    def _check_new_partitions(self, end: Position) -> None:
-        """Compare a partition that nothing was read of yet with the last TRUNCATE, by the messages' times. A broker may
-        not know of it when it should, and a mirror may get it later than the topic itself.
-
-        :raises DataError: some of its messages may have come before the TRUNCATE.
-        """
-        topic, position = self.plan.section.source, self.position
-        stored = self.table.property(f"{self._prefix}.{_TRUNCATED}")
-        if not stored or position is None:
-            return
-        new = [p for p, offset in end.items() if int(offset) > 0 and int(position.get(p, 0)) == 0]
-        if new and self._source.overlaps(topic, new, json.loads(stored)):
-            raise DataError(
-                f"{self.table.name}: {topic} has got partition {new[0]}, with messages as old as those that a TRUNCATE "
-                "was read with. So they may have come before it. Nothing of this micro-batch was applied. To apply "
-                f"them as newer ones, remove the table's property {self._prefix}.{_TRUNCATED} (see "
-                "docs/delivery.md, TRUNCATE)."
-            )
-
     def _is_altered(self) -> bool:
         """Whether the table's layout differs from what files are written for."""
         return self.table.layout != self._layout
@@ -963,7 +926,6 @@ class TableSink:
     def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
         started = time.monotonic()
-        self._check_new_partitions(batch.end)
         self._see_partitions(batch.end)
         if batch.declared is not None:
             self._evolve(declared_changes(self.plan, batch.declared))
@@ -996,8 +958,6 @@ class TableSink:
             if written.observed:
                 self._evolve(written.observed)
             self._refuse(written)
-            if written.truncates:
-                self._check_one_partition()
         except (RowdeltaError, SchemaEvolvedError):
             self._uncommitted.delete()
             raise
@@ -1184,8 +1144,6 @@ class TableSink:
     def _properties(self, end: Position, written: Written) -> dict[str, str]:
         """Table properties that the commit sets, besides the position `end`."""
         properties = self._topic_properties()
-        if written.truncates and self.plan.changelog.source_order:
-            properties[f"{self._prefix}.{_TRUNCATED}"] = json.dumps(dict(end))
         properties |= self._streamed_property(end, written)
         before = self._undecoded()
         undecoded = written.undecoded_since(before)

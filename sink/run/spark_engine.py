@@ -21,6 +21,7 @@ from sink.run.plan import TablePlan
 from sink.run.writing import SparkWriter
 from sink.run.written import Uncommitted
 from sink.spark import task
+from sink.spark.accumulators import accumulator
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.base import LiveFile, Target
@@ -38,7 +39,7 @@ class SparkEngine:
         self._table = table
         self._dead_letters = dead_letters
         # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
-        self._rewritten = table.spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
+        self._rewritten = accumulator(table.spark.sparkContext, self, list[str](), task.ListParam[str]())
 
     def another(self) -> "SparkEngine":
         return SparkEngine(self._config, self._table, self._dead_letters)

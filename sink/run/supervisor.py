@@ -255,10 +255,10 @@ class Supervisor:
 
         :return: the tables that work now.
         """
+        for member in members:
+            with member.turn, self._setting_aside:  # in this order, as whoever has a turn may set tables aside
+                member.sink, member.opened, member.error = member.opened, None, None
         with self._setting_aside:
-            for member in members:
-                with member.turn:
-                    member.sink, member.opened, member.error = member.opened, None, None
             self._have_groups_wait(members)
         return [member for member in members if member.works]
 

@@ -24,6 +24,7 @@ from sink.run.plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark import task
+from sink.spark.accumulators import accumulator
 from sink.spark.exchange import (
     PACKED_SCHEMA,
     PART_ROWS,
@@ -77,11 +78,11 @@ class SparkWriter:
         self._uncommitted = uncommitted
         self._dead_letters = dead_letters
         context = spark.sparkContext
-        self._paths = context.accumulator(list[str](), task.ListParam[str]())
-        self._observed = context.accumulator(dict[str, str](), task.ObservedTypes())
-        self._stated_keys = context.accumulator(task.FirstPlaces.NONE, task.FirstPlaces())
-        self._left_out = context.accumulator(dict[str, int](), task.Counts())
-        self._not_plain = context.accumulator(0)
+        self._paths = accumulator(context, self, list[str](), task.ListParam[str]())
+        self._observed = accumulator(context, self, dict[str, str](), task.ObservedTypes())
+        self._stated_keys = accumulator(context, self, task.FirstPlaces.NONE, task.FirstPlaces())
+        self._left_out = accumulator(context, self, dict[str, int](), task.Counts())
+        self._not_plain = accumulator(context, self, 0)
         self.follow(plan, tasks)
 
     def follow(self, plan: TablePlan, tasks: TaskPlans) -> None:

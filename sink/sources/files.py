@@ -250,9 +250,6 @@ class FilesSource(Directories):
     def partitions(self, source: str) -> int:
         return 1
 
-    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
-        return False
-
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         return sources
 
@@ -447,9 +444,7 @@ def _batches(position: Position) -> int:
     return int(position["batch"]) + ("applied" not in position)
 
 
-def _waiting(
-    files: list[ChangeFile], position: Position | None, generation: str, batch_id: int
-) -> list[ChangeFile]:
+def _waiting(files: list[ChangeFile], position: Position | None, generation: str, batch_id: int) -> list[ChangeFile]:
     """The files of a micro-batch that a position hasn't passed."""
     if position is None:
         return files

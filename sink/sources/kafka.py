@@ -59,12 +59,13 @@ class KafkaSource(Topics):
         super().__init__(config.source.options)
         self._spark = spark
         self._config = config
-        self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka")
+        self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka/{config.sink.id}")
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
         self._ids: Mapping[str, str] = {}
         self._newer_ids: Mapping[str, str] = {}
         self._looked_at = time.monotonic()
+        self._caught_up: dict[str, int] = {}
         self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
 
     def locate(
@@ -87,6 +88,7 @@ class KafkaSource(Topics):
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
         self._generation = self._folder.new_generation()
         self._read = None
+        self._caught_up = {}
         self._starts = {table.source: self._starts[table.source] for table in tables}
         options = READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
         frame = (
@@ -134,6 +136,15 @@ class KafkaSource(Topics):
         todo = {p: to - starts[p] for p, to in end.items() if to > starts[p]}
         if not todo:
             return None
+        new = [p for p in todo if not had.get(p)]
+        if new and any(had.values()) and self._caught_up.get(topic) != batch_id:
+            self._caught_up[topic] = batch_id
+            earlier = self._before_new(topic, new, had)
+            if earlier is not None:
+                read = functools.partial(self._frame, frame.sparkSession)
+                count = sum(to - earlier.begin[p] for p, to in earlier.end.items())
+                share = SharedRead(earlier, read)
+                return TableBatch(lambda: read([earlier]), {**had, **earlier.end}, count, share=share, more=True)
         from_first = {p for p in todo if p not in begin and p not in had}
         own = Range(topic, {p: EARLIEST if p in from_first else starts[p] for p in todo}, {p: end[p] for p in todo})
         read = functools.partial(self._frame, frame.sparkSession)
@@ -144,6 +155,22 @@ class KafkaSource(Topics):
             records = functools.partial(_beyond, frame, overlap)
         ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
         return TableBatch(records, had | ahead, sum(todo.values()), share=SharedRead(own, read))
+
+    def _before_new(self, topic: str, new: Sequence[str], had: Offsets) -> Range | None:
+        """What other partitions have from before the first messages of new ones, and a position hasn't passed. Once a
+        partition is added, messages of a key go to another one, and only their times say which are older.
+        """
+        with self._admin() as admin:
+            latest = admin.offsets([topic], admin.latest()).get(topic, {})
+            first = admin.first_since({(topic, p): 0 for p in new})
+            begin = {p: offset for p, offset in had.items() if offset and offset < latest.get(p, 0)}
+            if not first or not begin:
+                return None
+            oldest = min(timestamp for _, timestamp in first.values())
+            since = admin.first_since({(topic, p): oldest for p in begin})
+        end = {p: min(since.get((topic, p), (latest[p], 0))[0], latest[p]) for p in begin}
+        end = {p: to for p, to in end.items() if to > begin[p]}
+        return Range(topic, {p: begin[p] for p in end}, end) if end else None
 
     def _check_id(self, table: TableSection, position: Position) -> None:
         """Look now and then whether topics were created again. Spark notices it only of one that is shorter now.
@@ -282,15 +309,6 @@ class KafkaSource(Topics):
     def partitions(self, source: str) -> int:
         with self._admin() as admin:
             return len(admin.partitions([source]).get(source, ()))
-
-    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
-        with self._admin() as admin:
-            begin = admin.first_since({(source, p): 0 for p in partitions})
-            if not begin:
-                return False
-            oldest = min(timestamp for _, timestamp in begin.values())
-            since = admin.first_since({(source, p): oldest for p in position})
-        return any(offset < int(position[p]) for (_, p), (offset, _) in since.items())
 
     def with_messages(self, sources: Collection[str]) -> Collection[str]:
         with self._admin() as admin:

@@ -172,13 +172,6 @@ class Source(SourceView, Protocol):
         :raises TemporaryError: the source did not answer.
         """
 
-    def overlaps(self, source: str, partitions: Collection[str], position: Position) -> bool:
-        """Whether some partitions of a topic begin with messages that are as old as one that a position has passed in
-        its own partitions.
-
-        :raises TemporaryError: the source did not answer.
-        """
-
     def last_records(self, table: TableSection, count: int) -> "DataFrame | None":
         """The last `count` raw records of each partition. None if there are none, or if the source has no partitions.
 

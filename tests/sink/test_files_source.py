@@ -1,17 +1,21 @@
 """Which change files tasks read whole, and which files count as applied."""
 
+import gc
 import json
 import os
 import re
 from pathlib import Path
+from typing import Literal
 
 import pytest
+from pyspark.accumulators import _accumulatorRegistry
 from pyspark.sql import SparkSession
 
 from sink.errors import DataError, TableError
 from sink.sources import files
 from sink.sources.directories import ChangeFile
 from tests.sink.harness import CREATED_LONG_AGO, Job
+from tests.stack.process import wait_until
 
 
 @pytest.mark.parametrize(
@@ -148,7 +152,7 @@ def test_what_a_crash_left_in_a_checkpoint_does_not_matter(
 @pytest.mark.parametrize("file_format", ["json", "parquet"])
 @pytest.mark.parametrize("lost", [False, True], ids=["continues", "checkpoint lost"])
 def test_files_of_one_time_are_applied_by_their_paths(
-    spark: SparkSession, tmp_path: Path, file_format: str, lost: bool
+    spark: SparkSession, tmp_path: Path, file_format: Literal["json", "parquet"], lost: bool
 ) -> None:
     """Also where a micro-batch ends among them, and where the job does."""
     job = Job(spark, tmp_path, file_format=file_format, sections={"sink": {"on_bad_record": "fail"}})
@@ -171,3 +175,22 @@ def test_files_of_one_time_are_applied_by_their_paths(
     assert job.rows() == [{"id": 1, "region": "12"}]
     job.run()
     assert job.rows() == [{"id": 1, "region": "12"}]
+
+
+@pytest.mark.spark
+def test_what_is_opened_leaves_no_accumulator(spark: SparkSession, tmp_path: Path) -> None:
+    """PySpark keeps each one for ever."""
+    job = Job(spark, tmp_path)
+    kept = []
+    for number in range(3):
+        job.write([("+I", {"id": number, "region": "eu"})])
+        job.run()
+        kept.append(len(_accumulatorRegistry))
+
+    def is_clean() -> bool:
+        spark._jvm.System.gc()  # type: ignore[union-attr]  # Java refers to a query's function until then
+        gc.collect()
+        return len(_accumulatorRegistry) <= kept[0]
+
+    assert kept[0] < kept[2]
+    assert wait_until(is_clean)
