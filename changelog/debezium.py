@@ -244,7 +244,8 @@ def changes(
     yield from _unknown_operations(events, pc.or_(sets, deletes))
     cells = pc.and_(pc.or_(sets, deletes), _has_cells(spec, events))
     if pc.any(cells).as_py():
-        yield Rejected(events.record.filter(cells), BadRecord.TYPE_MISMATCH, "the key is an object {value, set}")
+        reason = f"key {', '.join(spec.key)}: an object {{value, set}}, expected a value"
+        yield Rejected(events.record.filter(cells), BadRecord.TYPE_MISMATCH, reason)
         sets, deletes = pc.and_not(sets, cells), pc.and_not(deletes, cells)
     yield from _without_image(events, pc.and_not(sets, events.after.present), "after")
     yield from _without_image(events, pc.and_not(deletes, events.before.present), "before")
