@@ -11,6 +11,7 @@
 | DELETE                        | -D |
 | TRUNCATE                      | empties the table (`changelog.rows.TRUNCATE`) |
 | other DDL (`isDdl`, CREATE …) | ignored: rows show new columns, and ERASE (DROP TABLE) leaves the rows |
+| TIDB_WATERMARK, of TiCDC      | ignored: it says how far the changes go |
 | ALTER of partitions           | a bad record if it empties or drops partitions |
 
 Values are text as MySQL prints them: `12.50`, `2026-01-02 03:04:05.123456` without a zone, 1 and 0 for booleans and
@@ -62,7 +63,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 OPERATIONS = Operations(
     "type",
     {"INSERT": RowKind.INSERT, "UPDATE": RowKind.UPDATE_AFTER, "DELETE": RowKind.DELETE},
-    ignored=frozenset(["CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX"]),
+    ignored=frozenset(["CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX", "TIDB_WATERMARK"]),
     truncates=frozenset(["TRUNCATE"]),
 )
 

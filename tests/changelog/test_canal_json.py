@@ -285,9 +285,15 @@ DAMAGED = [
 
 
 def is_ignored(value: Any) -> bool:
-    """DDL other than TRUNCATE."""
-    kinds = ("CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX")
+    """DDL other than TRUNCATE, and watermarks."""
+    kinds = ("CREATE", "ALTER", "ERASE", "RENAME", "CINDEX", "DINDEX", "TIDB_WATERMARK")
     return value.get("type") in kinds or value.get("isDdl") is True
+
+
+def test_watermarks_of_ticdc_are_ignored() -> None:
+    mark = {"id": 0, "database": "", "table": "", "pkNames": None, "isDdl": False, "type": "TIDB_WATERMARK", "es": 1}
+    mark |= {"sql": "", "data": None, "old": None, "_tidb": {"watermarkTs": 1}}
+    assert decode("canal-json", fuzz.records([json.dumps(mark).encode()]), fuzz.table()) == []
 
 
 def test_an_update_of_rows_of_which_one_did_not_change() -> None:
