@@ -616,11 +616,10 @@ class TableSink:
         if self._key_index is None or self._stored is None:
             return None
         try:
-            with before_commit(self.table.name):
-                self._key_index.synchronize(self._stored)
             return self._rewriting.begin(
                 self._spec,
                 self._key_index,
+                self._stored,
                 options,
                 most_bytes,
                 only,

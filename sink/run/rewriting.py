@@ -36,7 +36,16 @@ from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
-from sink.targets.base import REWRITE, SINK_ID, Committer, IndexCommit, Rewrite, TableChangedError, Target
+from sink.targets.base import (
+    REWRITE,
+    SINK_ID,
+    Committer,
+    IndexCommit,
+    Rewrite,
+    StoredPosition,
+    TableChangedError,
+    Target,
+)
 
 log = logging.getLogger("rowdelta")
 
@@ -130,6 +139,7 @@ class Rewriting:
         self,
         spec: TableSpec,
         key_index: KeyIndex,
+        stored: StoredPosition,
         options: RewriteOptions,
         most_bytes: int | None = None,
         only: Collection[str] | None = None,
@@ -138,9 +148,11 @@ class Rewriting:
         *,
         every_part: bool = False,
     ) -> RunningRewrite | None:
-        """Choose what pays most. Call this between micro-batches, with the index synchronized.
+        """Choose what pays most. Call this between micro-batches. The index is synchronized only if something pays: one
+        that was lost must not be built by each run that has nothing to do.
 
         :param spec: the table.
+        :param stored: the table's position.
         :param most_bytes: don't rewrite more than this. None if it doesn't matter.
         :param only: paths of the data files that may be rewritten. None for all.
         :param order: in which rows are written. None leaves them as they are.
@@ -148,6 +160,7 @@ class Rewriting:
         :param every_part: of a very large table, go on until something pays (`Target.rewritables`). It may take long.
         :return: None if nothing pays.
         :raises TemporaryError: see `Target.rewritables`.
+        :raises IndexLostError: see `KeyIndex.synchronize`.
         """
         started = time.monotonic()
         self._failed = _younger(self._failed, started - _FAILED_SECONDS)
@@ -169,6 +182,8 @@ class Rewriting:
                 break
         else:
             return None
+        with before_commit(self._table.name):
+            key_index.synchronize(stored)
         groups = tuple(_with_vectors(group, key_index) for group in groups)
         self._observer(RewriteStarted(self._table.name, KIND))
         uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))

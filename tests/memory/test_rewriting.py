@@ -1,6 +1,7 @@
 """What comes of a rewrite beside the stream if something goes wrong, and of two processes that look after a table."""
 
 import logging
+import shutil
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -70,6 +71,20 @@ def damage_index(player: Player) -> None:
         path.unlink()  # who has it mapped still sees the old content
         path.write_bytes(b"damaged")
     index_runs._opened.clear()
+
+
+def test_a_lost_index_is_not_built_for_nothing(
+    player: Player, sink: TableSink, caplog: pytest.LogCaptureFixture
+) -> None:
+    """A scheduler may start many runs that have nothing to do, and no commit would keep what each of them built."""
+    shutil.rmtree(player.index)
+    caplog.set_level(logging.INFO, "rowdelta")
+    reopened = player.opened(Clock())
+    assert reopened.begin_rewrite(ALL_FILES, only=()) is None
+    assert "key index built" not in caplog.text
+    assert rewrite(reopened)
+    assert caplog.text.count("key index built") == 1
+    check(player, reopened)
 
 
 def test_an_index_that_is_damaged_is_built_again(player: Player, sink: TableSink) -> None:

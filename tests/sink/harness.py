@@ -313,13 +313,10 @@ class Job:
 
     def planned_files(self) -> list[tuple[str, list[str]]]:
         """What a reader of the whole table opens: each data file with its delete files."""
-        planned, found = self.java_table().newScan().planFiles(), []
-        tasks = planned.iterator()
-        while tasks.hasNext():
-            task = tasks.next()
-            found.append((str(task.file().location()), [str(delete.location()) for delete in task.deletes()]))
-        planned.close()
-        return found
+        return [
+            (str(data.location()), [str(delete.location()) for delete in deletes])
+            for data, deletes in planned_tasks(self.java_table())
+        ]
 
     def unreferenced_files(self) -> list[str]:
         """Data and delete files in the table's folder that no snapshot knows: garbage of failed attempts."""
@@ -342,6 +339,23 @@ class Job:
             f"SELECT referenced_data_file FROM {self.target}.delete_files WHERE lower(file_format) = 'puffin'"
         ).collect()
         assert len(vectors) == len({row[0] for row in vectors}), "two live vectors make the table unreadable"
+        self.check_partitions_of_deletes()
+
+    def check_partitions_of_deletes(self) -> None:
+        """Check that each live delete by position is of the spec and the partition of each data file from which it
+        deletes. Iceberg refuses others since https://github.com/apache/iceberg/pull/16957.
+        """
+        table = self.java_table()
+        for data, deletes in planned_tasks(table):
+            spec = table.specs().get(data.specId())
+            wrapper = _jvm(self.spark).org.apache.iceberg.util.StructLikeWrapper.forType(spec.partitionType())
+            for delete in deletes:
+                if str(delete.content()) != "POSITION_DELETES":
+                    continue
+                shown = f"{spec.partitionToPath(data.partition())} of {data.location()}, deletes {delete.location()}"
+                assert delete.specId() == data.specId(), shown
+                same = wrapper.copyFor(data.partition()).equals(wrapper.copyFor(delete.partition()))
+                assert same, f"{shown}: {spec.partitionToPath(delete.partition())}"
 
     def check_index(self) -> dict[tuple[Any, ...], set[tuple[int, int]]] | None:
         """Check that the live entries of the key index are the table's rows, each once.
@@ -413,6 +427,17 @@ class Job:
 
     def _identifier(self) -> JavaObject:
         return _jvm(self.spark).org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.namespace}.orders")
+
+
+def planned_tasks(table: JavaObject) -> list[tuple[JavaObject, list[JavaObject]]]:
+    """Each live data file with the delete files that apply to it, as a scan plans them."""
+    planned = table.newScan().planFiles()
+    tasks, found = planned.iterator(), []
+    while tasks.hasNext():
+        task = tasks.next()
+        found.append((task.file(), list(task.deletes())))
+    planned.close()
+    return found
 
 
 def by_pyiceberg(job: Job) -> list[dict[str, Any]]:
