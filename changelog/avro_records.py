@@ -4,7 +4,7 @@ Two messages of one batch may have different schemas. A plan for each schema say
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 
 import numpy as np
@@ -150,9 +150,13 @@ def unknown(row: Node, known: Sequence[str]) -> dict[str, WireType]:
     for name, child in row.value.fields.items():
         if name not in known:
             try:
-                found[name] = child.wire_type()
+                wire = child.wire_type()
             except UnsupportedSchemaError:
                 continue
+            default = row.value.defaults.get(name)
+            if wire.kind == "bytes" and isinstance(default, str):
+                default = default.encode("latin-1", "replace")  # Avro's specification, "Complex Types"
+            found[name] = replace(wire, default=default)
     return found
 
 

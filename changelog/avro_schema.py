@@ -63,6 +63,7 @@ _LOGICAL = {
     ("string", "uuid"): "io.debezium.data.Uuid",
     ("fixed", "uuid"): "io.debezium.data.Uuid",
 }
+_DEFAULT = "rowdelta.default"
 _MAX_DEPTH = 60
 _MOST_TYPES = 100_000
 """A schema may have at most this many types, where a named type counts each time. Each is a step of the reader."""
@@ -84,6 +85,7 @@ class Node:
     :param properties: the type's JSON object in the schema.
     :param branches: types of a union, in order.
     :param fields: fields of a record, in order.
+    :param defaults: defaults of a record's fields that have one which isn't null.
     :param element: type of the elements of an array, or of the values of a map.
     :param symbols: symbols of an enum.
     :param size: size of a fixed, in bytes.
@@ -93,6 +95,7 @@ class Node:
     properties: Mapping[str, Any] = field(default_factory=dict)
     branches: list["Node"] = field(default_factory=list)
     fields: dict[str, "Node"] = field(default_factory=dict)
+    defaults: dict[str, Any] = field(default_factory=dict)
     element: "Node | None" = None
     symbols: list[str] = field(default_factory=list)
     size: int = 0
@@ -267,14 +270,13 @@ def _check_unfolded(node: Node) -> None:
 
 
 def _without_defaults(schema: Any) -> Any:
-    """The schema without default values. Only readers with another schema need them, and fastavro refuses some defaults
-    that other libraries accept.
-    """
+    """The schema with default values under another name, since fastavro refuses some that other libraries accept."""
     if isinstance(schema, list):
         return [_without_defaults(item) for item in schema]
     if isinstance(schema, dict):
         left_out = {"default"} if _is_valid(schema) else {"default", "logicalType"}
-        return {
+        kept = {_DEFAULT: schema["default"]} if schema.get("default") is not None and "name" in schema else {}
+        return kept | {
             name: _without_defaults(value) if name in ("type", "fields", "items", "values") else value
             for name, value in schema.items()
             if name not in left_out
@@ -309,6 +311,7 @@ def _node(schema: Any, named: Mapping[str, Any], built: dict[str, Node], depth: 
         # register the record before its fields, because the fields may refer to it
         node = built[schema["name"]] = Node("record", schema)
         node.fields = {one["name"]: _node(one["type"], named, built, depth + 1) for one in schema["fields"]}
+        node.defaults = {one["name"]: one[_DEFAULT] for one in schema["fields"] if _DEFAULT in one}
     elif kind == "enum":
         node = built[schema["name"]] = Node(kind, schema, symbols=list(schema["symbols"]))
     elif kind == "fixed":

@@ -7,7 +7,7 @@ share.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Protocol
+from typing import Any, Protocol
 
 import pyarrow as pa
 
@@ -45,6 +45,8 @@ class WireType:
     :param setting: the option of the format that says all this in place of a schema. Empty if a schema says it.
     :param doubtful: nobody has set the option, or it leaves the unit open. Then a value that has a meaning by another
         setting too doesn't fit.
+    :param default: what the field has in rows that the source wrote before it had the field, as the message's schema
+        spells it. None if the schema says nothing.
     """
 
     kind: str = ""
@@ -53,6 +55,7 @@ class WireType:
     children: Mapping[str, "WireType"] = field(default_factory=dict)
     setting: str = ""
     doubtful: bool = False
+    default: Any = None
 
 
 @dataclass(frozen=True)

@@ -131,7 +131,7 @@ def wire_type(schema: Any) -> WireType:
     if not isinstance(name, str | None) or not isinstance(parameters, dict):
         raise MalformedSchemaError("the schema in the envelope has a malformed name or malformed parameters")
     texts = {name: str(value) for name, value in parameters.items()}
-    return WireType(kind, name, texts, children)
+    return WireType(kind, name, texts, children, default=schema.get("default"))
 
 
 def fields(schema: Any) -> dict[str, Any]:

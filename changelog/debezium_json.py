@@ -10,7 +10,7 @@ are rows that the transform `ExtractNewRecordState` made. The names of fields th
 `add.fields.prefix` (`__`).
 """
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -128,6 +128,7 @@ class _EventReader:
         self._types = implied if declared is None else declared
         named = {column.field for column in spec.columns}
         self._unknown = {} if declared is None else {name: t for name, t in declared.items() if name not in named}
+        self._missing = _missing(named, declared)
         watched = declared is None and spec.schema_changes != "ignore"
         kept = spec.kept_by_removals
         after: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
@@ -241,7 +242,10 @@ class _EventReader:
 
         events = debezium.Events(record, op, before, after, order, metadata)
         for change in debezium.changes(self._spec, events, befores, records):
-            yield replace(change, unknown=self._unknown or found.unknown) if isinstance(change, Changes) else change
+            if isinstance(change, Changes):
+                yield replace(change, unknown=self._unknown or found.unknown, missing=self._missing)
+            else:
+                yield change
 
     def _places(self, name: str) -> list[tuple[str, WireType]]:
         """The paths where the value of an order column may be, each with its type there: first in the event, then in
@@ -271,6 +275,7 @@ class _RowReader:
         named = {column.field for column in spec.columns}
         self._added = debezium.added_fields(spec, self._prefix)
         self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not self._added(n)}
+        self._missing = _missing(named, declared)
         shape: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
         for name, dtype in spec.order_by:
             shape = with_path(shape, name, Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype))))
@@ -319,7 +324,14 @@ class _RowReader:
             before = debezium.Images(pc.and_(images.present, pc.equal(op, "d")), images.fields)
             found_events = debezium.Events(record, op, before, images, order, metadata)
             for change in debezium.changes(self._spec, found_events, debezium.own_befores(found_events), records):
-                yield replace(change, unknown=unknown) if isinstance(change, Changes) else change
+                if isinstance(change, Changes):
+                    yield replace(change, unknown=unknown, missing=self._missing)
+                else:
+                    yield change
+
+
+def _missing(named: Collection[str], declared: Fields | None) -> Sequence[str]:
+    return () if declared is None else sorted(name for name in named if name not in declared)
 
 
 def _cut(texts: pa.Array) -> list[pa.Array] | None:

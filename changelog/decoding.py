@@ -54,6 +54,7 @@ from changelog.rows import (
 from changelog.source_tables import Found, first_place, named, strangers, with_tombstones
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
+from changelog.values.defaults import with_default, without_default
 from changelog.values.encoded import MAYBE_BASE64
 from changelog.values.nested import has_more, is_nested, more
 
@@ -80,7 +81,8 @@ Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Observed = Mapping[str, str]
 """What messages have and the table can't store: name of a field or column -> the Spark SQL type that it needs. An empty
-type means that the column must become optional. `MAYBE_BASE64` is a `string` whose texts look like base64. With
+type means that the column must become optional. `int default 11` says what earlier rows have in the source, as JSON
+(`changelog.values.defaults`). `MAYBE_BASE64` is a `string` whose texts look like base64. With
 `schema_changes: fail` the type `MISSING` means that the messages lack the field.
 """
 
@@ -89,7 +91,7 @@ MISSING = "missing"
 
 def observed_type(wire: WireType) -> str:
     """The type that a field's column needs, as in `Observed`."""
-    return MAYBE_BASE64 if wire.name == MAYBE_BASE64 else spark_type(wire).simpleString()
+    return MAYBE_BASE64 if wire.name == MAYBE_BASE64 else with_default(spark_type(wire).simpleString(), wire)
 
 
 Place = tuple[int, int]
@@ -425,7 +427,9 @@ class _TaskDecoder:
         target = self._targets[column.name]
         wire = changes.fields.get(column.field)
         is_key = column.name in self._spec.key
-        if wire is None or wire.values.null_count == len(wire.values):
+        if column.default is not None and column.field in changes.missing:
+            array, misfit = pa.repeat(pa.scalar(column.default, target), len(changes.record)), None
+        elif wire is None or wire.values.null_count == len(wire.values):
             array, misfit = pa.nulls(len(changes.record), target), None
         else:
             array, misfit = convert(wire, target, column.is_uuid)
@@ -627,6 +631,10 @@ def _common_type(first: str, second: str) -> str:
     for some in ("", MISSING):  # neither contradicts a type, so the type wins
         if some in (first, second):
             return second if first == some else first
+    # nothing says which of two defaults earlier rows have
+    first, second = without_default(first), without_default(second)
+    if first == second:
+        return first
     if {first, second} <= _INTEGERS.keys():
         return max(first, second, key=lambda name: _INTEGERS[name])
     if {first, second} <= {*_INTEGERS, "float", "double"}:

@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from pyspark.sql import types as T
 
@@ -19,6 +19,7 @@ class ColumnSpec:
     :param required: the table requires a value.
     :param is_uuid: the value is text in messages, binary in Spark, and 16 bytes in the table.
     :param source: the message's field that has the value. None: the field has the column's name.
+    :param default: what a row has whose message has a schema without the field. None: null.
     :param width: number of bytes that each value must have (`fixed`). None: any.
     """
 
@@ -28,6 +29,7 @@ class ColumnSpec:
     is_uuid: bool = False
     source: str | None = None
     width: int | None = None
+    default: Any = None
 
     @property
     def field(self) -> str:

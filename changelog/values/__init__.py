@@ -1,6 +1,7 @@
 """Converts values of messages to a table's types: exactly, or not at all. `docs/types.md` has the rule for each type.
 
     conversion   `convert`: which rule applies, by target type and logical type
+    defaults     what earlier rows have in a new column
     schemas      `json_candidates`, `spark_type`: which types to read values as, and which types columns get
     logical      names of logical types, and what they mean
     times        dates, times and timestamps

@@ -6,6 +6,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from changelog.decoding import METADATA
+from changelog.values.defaults import without_default
 from changelog.values.encoded import MAYBE_BASE64
 from sink.config import TableSection
 from sink.errors import ConfigError
@@ -44,7 +45,7 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
 
 def column_type(observed: str) -> str:
     """The Spark SQL type of the column for an observed type (`changelog.decoding.Observed`)."""
-    return "string" if observed == MAYBE_BASE64 else observed
+    return "string" if observed == MAYBE_BASE64 else without_default(observed)
 
 
 def parse_type(text: str, path: str) -> T.DataType:

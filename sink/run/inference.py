@@ -2,9 +2,9 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property
+from functools import cached_property, partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -24,6 +24,7 @@ from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError, connect
 from changelog.source_tables import Found, first_place, named, strangers, takes, with_tombstones
 from changelog.spec import ChangelogSpec
+from changelog.values.defaults import default_of, without_default
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, NeedsSparkError, NotChangesError, RowdeltaError, TemporaryError
 from sink.redaction import masked
@@ -98,7 +99,7 @@ class SparkSample:
             schema = _parquet_schema(self._spark, table)
             known = {Kinds.of(config.source.format_options).column, *table.exclude}
             return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
-        types = self._asking_registry(lambda: infer_fields(config, self._changes))
+        types = self._asking_registry(lambda: infer_fields(config, self._changes, _named(table)))
         return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
@@ -155,7 +156,8 @@ class PlainSample:
         self._topics = topics
 
     def columns(self) -> dict[str, str] | None:
-        found = [self._asked(records, infer_fields) for records in self._changes.values()]
+        infer = partial(infer_fields, kept=_named(self._table))
+        found = [self._asked(records, infer) for records in self._changes.values()]
         if any(list(one.items()) != list(found[0].items()) for one in found):
             raise NeedsSparkError(f"{self._table.source}: other columns in each partition")
         exclude = self._table.exclude
@@ -285,14 +287,32 @@ def of_one_table(config: Config, records: pa.Table, patterns: Sequence[str]) -> 
     return pa.Table.from_batches(rest, RAW_SCHEMA)
 
 
-def infer_fields(config: Config, records: pa.Table) -> dict[str, str]:
-    """Name -> type of each field of raw records (`RAW_SCHEMA`), as in `Observed`."""
+def _named(table: TableSection) -> set[str]:
+    """Columns that the configuration names."""
+    return {*table.key, *(field.column for field in table.partition_fields), *table.types}
+
+
+def infer_fields(config: Config, records: pa.Table, kept: Collection[str] = ()) -> dict[str, str]:
+    """Name -> type of each field of raw records (`RAW_SCHEMA`), as in `Observed`, without defaults.
+
+    A field with a default is left out if some records' schema lacks it: it is newer than their rows. The micro-batch
+    that has both adds the column, with the default for these rows.
+
+    :param kept: fields that aren't left out, since the configuration names them.
+    """
     found: Mapping[str, str] = {}
+    fields = list[Collection[str]]()
     for _, batch in _decoded(config, records):
         for changes in (part for part in batch if isinstance(part, Changes)):
             seen = {name: observed_type(wire) for name, wire in changes.unknown.items()}
             found = merged_types(found, seen)
-    return dict(found)
+            fields += [seen] if seen else []
+    newer = {
+        name
+        for name, dtype in found.items()
+        if default_of(dtype) is not None and name not in kept and not all(name in some for some in fields)
+    }
+    return {name: without_default(dtype) for name, dtype in found.items() if name not in newer}
 
 
 def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]]:

@@ -61,6 +61,7 @@ from sink.run.plan import (
     evolved_columns,
     maybe_decimals,
     needs_global_deletes,
+    new_defaults,
     plan_table,
     shown_changes,
     truncate_refused,
@@ -1059,10 +1060,26 @@ class TableSink:
             log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(new))
             for warning in maybe_decimals(self._config, declared_types(self.plan.section, observed)):
                 log.warning("%s: %s", self.table.name, warning)
+            defaults = new_defaults(self.plan, observed, changes)
             self.table.refresh()
             if not self._is_altered():  # else others altered it; compare with their schema first
-                self.table.evolve(changes)
+                self.table.evolve(changes, defaults if self.table.keeps_defaults() else {})
+                self._tell_defaults(defaults)
             raise SchemaEvolvedError
+
+    def _tell_defaults(self, defaults: Mapping[str, Any]) -> None:
+        if not defaults or self.table.is_empty():
+            return
+        shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in defaults.items())
+        if self.table.keeps_defaults():
+            log.info("%s: earlier rows have %s, as in the source", self.table.name, shown)
+            return
+        log.warning(
+            "%s: the source has the default in rows from before (%s), and this table has null there: only Iceberg's "
+            "format version 3 can give new columns a value in earlier rows. Set it by hand (UPDATE %s SET … WHERE … IS "
+            "NULL), or let the connector read the source's rows again (a snapshot)",
+            *(self.table.name, shown, self.table.name),
+        )
 
     def _has_kept_letters(self) -> bool:
         """Whether the dead-letter table may have bad records beyond the table's position.

@@ -4,6 +4,7 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
@@ -15,6 +16,7 @@ from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.row_kind_columns import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.values.defaults import default_of
 from changelog.values.encoded import MAYBE_BASE64
 from changelog.values.readings import DECIMALS
 from deltawriters.ordering import RowOrder
@@ -206,6 +208,20 @@ def inferred_columns(
 def declared_types(section: TableSection, found: Mapping[str, str]) -> dict[str, str]:
     """Types of new columns: those that the configuration declares, or else those that were found."""
     return {name: section.declared_type(name) or dtype for name, dtype in found.items()}
+
+
+def new_defaults(plan: TablePlan, observed: Observed, changes: Mapping[str, T.DataType | None]) -> dict[str, Any]:
+    """Defaults that messages declare for new columns: what earlier rows have there in the source.
+
+    :param changes: see `evolved_columns`. A column has no default if the configuration gives it another type.
+    """
+    known = {column.name for column in plan.columns}
+    defaults = {
+        name: default_of(observed[name])
+        for name, dtype in changes.items()
+        if dtype is not None and name not in known and column_type(observed[name]) == dtype.simpleString()
+    }
+    return {name: default for name, default in defaults.items() if default is not None}
 
 
 def maybe_decimals(config: Config, new: Mapping[str, str]) -> Iterator[str]:

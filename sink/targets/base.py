@@ -605,14 +605,21 @@ class Target(TableState):
         """What a sink has stored in the table, by the last part of the property's name."""
 
     @abstractmethod
-    def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
+    def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit.
+
+        :param defaults: of new columns, as `changelog.values.defaults.default_of` gives them: earlier rows have them.
+            Empty unless the table `keeps_defaults`.
 
         If others commit meanwhile, nothing changes. The next attempt at the micro-batch finds out what is still
         missing.
 
         :raises TableError: the format refuses the change.
         """
+
+    def keeps_defaults(self) -> bool:
+        """Whether a new column can have a value in earlier rows."""
+        return False
 
     def needs_global_deletes(self) -> bool:
         """Whether a key's old row may be in a partition that its values don't tell (equality deletes)."""

@@ -416,7 +416,7 @@ class MemoryTable(Target):
 
     # -- what only Spark does
 
-    def evolve(self, changes: "Mapping[str, T.DataType | None]") -> None:
+    def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
     def stored_at(self) -> int:

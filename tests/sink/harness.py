@@ -346,10 +346,10 @@ class Job:
         deletes. Iceberg refuses others since https://github.com/apache/iceberg/pull/16957.
         """
         table = self.java_table()
-        for data, deletes in planned_tasks(table):
+        for data, applied in planned_tasks(table):
             spec = table.specs().get(data.specId())
             wrapper = _jvm(self.spark).org.apache.iceberg.util.StructLikeWrapper.forType(spec.partitionType())
-            for delete in deletes:
+            for delete in applied:
                 if str(delete.content()) != "POSITION_DELETES":
                     continue
                 shown = f"{spec.partitionToPath(data.partition())} of {data.location()}, deletes {delete.location()}"

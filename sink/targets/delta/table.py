@@ -427,7 +427,7 @@ class DeltaTable(Target):
 
     # -- changes of its columns
 
-    def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
+    def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> None:
         struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))
         fields = {field.name: field for field in struct}
         for name, dtype in changes.items():

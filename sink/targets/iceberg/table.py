@@ -594,6 +594,7 @@ class IcebergTable(IcebergState, Target):
                 required=f.required,
                 is_uuid=str(f.field_type) == "uuid",
                 width=width_of_iceberg(str(f.field_type)),
+                default=None if str(f.field_type) == "uuid" else f.write_default,
             )
             for s, f in zip(struct.fields, fields, strict=True)
         )
@@ -673,7 +674,10 @@ class IcebergTable(IcebergState, Target):
             raise table_error(self.name, error) from None
         self.look()
 
-    def evolve(self, changes: Mapping[str, T.DataType | None]) -> None:
+    def keeps_defaults(self) -> bool:
+        return self.spec.format_version >= 3
+
+    def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
 
         If others commit meanwhile, nothing changes. The next attempt at the micro-batch finds out what is still
@@ -694,7 +698,9 @@ class IcebergTable(IcebergState, Target):
                 )
                 iceberg_type = wanted.columns().get(0).type()
                 if schema.findField(name) is None:
-                    update = update.addColumn(None, name, iceberg_type)
+                    lit = self.iceberg.expressions.Expressions.lit
+                    default = (None, lit(defaults[name])) if name in defaults else ()
+                    update = update.addColumn(None, name, iceberg_type, *default)
                 else:
                     update = update.updateColumn(name, iceberg_type)
             update.commit()
