@@ -1063,23 +1063,29 @@ class TableSink:
             defaults = new_defaults(self.plan, observed, changes)
             self.table.refresh()
             if not self._is_altered():  # else others altered it; compare with their schema first
-                self.table.evolve(changes, defaults if self.table.keeps_defaults() else {})
-                self._tell_defaults(defaults)
+                kept = {
+                    name: value
+                    for name, value in defaults.items()
+                    if (dtype := changes[name]) and self.table.keeps_default(dtype)
+                }
+                self.table.evolve(changes, kept)
+                self._tell_defaults(defaults, kept)
             raise SchemaEvolvedError
 
-    def _tell_defaults(self, defaults: Mapping[str, Any]) -> None:
-        if not defaults or self.table.is_empty():
+    def _tell_defaults(self, defaults: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
+        """Say what the source has in rows from before, where the table has such rows."""
+        if self.table.is_empty():
             return
-        shown = ", ".join(f"{name} = {json.dumps(value)}" for name, value in defaults.items())
-        if self.table.keeps_defaults():
-            log.info("%s: earlier rows have %s, as in the source", self.table.name, shown)
-            return
-        log.warning(
-            "%s: the source has the default in rows from before (%s), and this table has null there: only Iceberg's "
-            "format version 3 can give new columns a value in earlier rows. Set it by hand (UPDATE %s SET … WHERE … IS "
-            "NULL), or let the connector read the source's rows again (a snapshot)",
-            *(self.table.name, shown, self.table.name),
-        )
+        if kept:
+            log.info("%s: earlier rows have %s, as in the source", self.table.name, _shown_values(kept))
+        lost = {name: value for name, value in defaults.items() if name not in kept}
+        if lost:
+            log.warning(
+                "%s: rows from before have null in new columns where the source has the default (%s). Only Iceberg's "
+                "format version 3 gives earlier rows a value, and none of type decimal. Set it by hand (UPDATE %s SET "
+                "… WHERE … IS NULL), or let the connector read the source's rows again (a snapshot)",
+                *(self.table.name, _shown_values(lost), self.table.name),
+            )
 
     def _has_kept_letters(self) -> bool:
         """Whether the dead-letter table may have bad records beyond the table's position.
@@ -1298,3 +1304,7 @@ def _rewrite_done(table: str, copied: Copied) -> RewriteDone:
         rows=copied.rows,
         bytes_written=copied.bytes_written,
     )
+
+
+def _shown_values(values: Mapping[str, Any]) -> str:
+    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())

@@ -609,7 +609,7 @@ class Target(TableState):
         """Add columns, widen columns, or (None) make them optional, in one commit.
 
         :param defaults: of new columns, as `changelog.values.defaults.default_of` gives them: earlier rows have them.
-            Empty unless the table `keeps_defaults`.
+            Only those that the table keeps (`keeps_default`).
 
         If others commit meanwhile, nothing changes. The next attempt at the micro-batch finds out what is still
         missing.
@@ -617,8 +617,8 @@ class Target(TableState):
         :raises TableError: the format refuses the change.
         """
 
-    def keeps_defaults(self) -> bool:
-        """Whether a new column can have a value in earlier rows."""
+    def keeps_default(self, dtype: "T.DataType") -> bool:
+        """Whether a new column of a type can have a value in earlier rows."""
         return False
 
     def needs_global_deletes(self) -> bool:

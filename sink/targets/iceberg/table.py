@@ -674,8 +674,9 @@ class IcebergTable(IcebergState, Target):
             raise table_error(self.name, error) from None
         self.look()
 
-    def keeps_defaults(self) -> bool:
-        return self.spec.format_version >= 3
+    def keeps_default(self, dtype: T.DataType) -> bool:
+        # Iceberg 1.11 can't read files with the column then: "Cannot cast default value to long"
+        return self.spec.format_version >= 3 and not isinstance(dtype, T.DecimalType)
 
     def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> None:
         """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
