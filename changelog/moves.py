@@ -9,7 +9,8 @@ An image may have made-up values: Postgres logs only the key of an old row, unle
 (`REPLICA IDENTITY FULL`), and Debezium then writes 0, '' or the column's default. A made-up value is the same in all
 images. So a value of an image counts
 
-- if the row has it also under its new key, and the image has a value (not 0 or '') wherever the row has one then; or
+- if it is not 0 or '', the row has it also under its new key, and the image has such a value wherever that row has one;
+  new rows often begin with what is made up; or
 - if the images of the batch have several values in its column, and the image has values in most columns; or
 - if the image has a value (not 0 or '') in each of several columns.
 
@@ -52,7 +53,9 @@ def with_moves(
     if rows.column(BAD).null_count < len(rows):
         removes &= rows.column(BAD).is_null().to_numpy()
     candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, empty, told)
-    others = {column.name for column in spec.columns} - set(spec.key)
+    # a removal may have an order value of its own
+    ordering = {name for name, _ in spec.order_by}
+    others = {column.name for column in spec.columns if column.field not in ordering} - set(spec.key)
     names = [field.name for field in rows.schema if field.name in others and not pa.types.is_nested(field.type)]
     if len(candidates) and names:
         known, is_move = _known(rows, names, candidates, partners, kinds, record, told)
@@ -129,8 +132,8 @@ def _known(
 ) -> tuple[npt.NDArray[np.bool_], Mask]:
     """For each removal and column, whether the image surely has the row's value. And whether each is half of a move."""
     shape = len(removals), len(names)
-    valid, moved, varies, full = np.zeros(shape, np.bool_), np.zeros(shape, np.bool_), np.zeros(shape[1], np.bool_), []
-    there, blank = np.zeros(shape, np.bool_), np.zeros(len(removals), np.bool_)
+    valid, there, moved, says = (np.zeros(shape, np.bool_) for _ in range(4))
+    varies, blank = np.zeros(shape[1], np.bool_), np.zeros(len(removals), np.bool_)
     is_paired = partners >= 0
     for number, name in enumerate(names):
         column = rows.column(name)
@@ -140,14 +143,14 @@ def _known(
         there[:, number] = other.is_valid()
         moved[:, number] = pc.fill_null(pc.equal(image, other), False)
         varies[number] = pc.count_distinct(image).as_py() > 1
-        full.append(says_something(image))
-        blank |= says_something(other) & ~full[-1]
+        says[:, number] = says_something(image)
+        blank |= says_something(other) & ~says[:, number]
     certain = is_paired & ((kinds[removals] == RowKind.UPDATE_BEFORE) | (record[removals] == record[partners]))
     certain |= told[record[removals]]
     alike = moved.any(axis=1) & (2 * moved.sum(axis=1) >= there.sum(axis=1))
     rich = (2 * valid.sum(axis=1) > shape[1])[:, np.newaxis]
-    whole = np.logical_and.reduce(full)[:, np.newaxis] & (shape[1] > 1)
-    known = (moved & ~blank[:, np.newaxis]) | (valid & rich & varies) | (valid & whole)
+    whole = says.all(axis=1, keepdims=True) & (shape[1] > 1)
+    known = (moved & says & ~blank[:, np.newaxis]) | (valid & rich & varies) | (valid & whole)
     return known, ~is_paired | certain | alike
 
 

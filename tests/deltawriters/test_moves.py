@@ -5,6 +5,7 @@ the source says the halves of moves, the flushes, the commits and the arrival.
 import itertools
 import tempfile
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,9 +13,11 @@ import pyarrow as pa
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pyspark.sql import types as T
 
 from changelog.moves import with_moves
 from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, order_column
+from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, xxhash64
@@ -32,7 +35,7 @@ Change = tuple[RowKind, Row]
 U, N, V, D = RowKind.UPDATE_BEFORE, RowKind.INSERT, RowKind.UPDATE_AFTER, RowKind.DELETE
 
 
-def decoded(changes: Sequence[Change], first: int = 0) -> pa.RecordBatch:
+def decoded(changes: Sequence[Change], first: int = 0, table: ChangelogSpec = SPEC) -> pa.RecordBatch:
     """Changes in the order of their source, as decoders give them to writers."""
     count = len(changes)
     columns: dict[str, pa.Array] = {
@@ -47,7 +50,7 @@ def decoded(changes: Sequence[Change], first: int = 0) -> pa.RecordBatch:
     }
     numbers, zeros = np.arange(count), np.zeros(count, np.int64)
     columns["tags"] = pa.nulls(count, pa.list_(pa.string()))
-    rows = with_moves(pa.table(columns), SPEC, numbers, zeros, zeros, zeros != 0, zeros != 0)
+    rows = with_moves(pa.table(columns), table, numbers, zeros, zeros, zeros != 0, zeros != 0)
     (batch,) = rows.combine_chunks().to_batches()
     return batch.append_column(HASH, pa.array(xxhash64([batch.column("id")]).view(np.int64)))
 
@@ -150,6 +153,26 @@ def test_a_removal_with_a_value_of_its_own_removes_the_row(tmp_path: Any) -> Non
         decoded([(N, (1, "eu", "10:00")), (D, (1, None, "10:05")), (N, (2, "eu", "10:07")), (D, (2, None, "10:09"))])
     )
     assert table.rows() == []
+
+
+def test_a_removal_with_an_order_value_of_its_own_removes_the_row(tmp_path: Any) -> None:
+    """The table stores its order column, and a removal has the number or time of the removal there."""
+    table = Table(str(tmp_path))
+    by_note = replace(SPEC, order_by=(("note", T.StringType()),))
+    table.commit(decoded([(N, (1, "eu", "seq 1")), (N, (2, "eu", "seq 2"))]))
+    table.commit(decoded([(D, (1, "eu", "seq 3")), (N, (3, "eu", "seq 4")), (D, (2, "eu", "seq 5"))], 100, by_note))
+    assert table.rows() == [(3, "eu", "seq 4")]
+
+
+@pytest.mark.parametrize("made_up", [(None, ""), ("", ""), ("", None)])
+def test_a_delete_with_made_up_values_comes_before_a_new_row_of_defaults(
+    tmp_path: Any, made_up: tuple[str | None, str | None]
+) -> None:
+    """What the connector makes up is what new rows begin with: 0, '' or NULL."""
+    table = Table(str(tmp_path))
+    table.commit(decoded([(N, (1, "eu", "paid"))]))
+    table.commit(decoded([(D, (1, *made_up)), (N, (2, *made_up))], 100))
+    assert table.rows() == [(2, *made_up)]
 
 
 class Source:
