@@ -14,7 +14,7 @@ from sink.run.pipeline import open_source
 from sink.run.spark_engine import HadoopFolder, SparkEngine
 from sink.targets.base import Target
 from sink.targets.catalogs import Catalogs
-from sink.targets.own_state import KEPT_BY_RESET, OF_KEY, property_prefix
+from sink.targets.own_state import KEPT_BY_RESET, OF_ROWS, property_prefix
 
 _INDEX = ("runs", "versions")
 """Folders of a key index."""
@@ -104,7 +104,7 @@ def find(spark: SparkSession, config: Config, name: str, *, empty: bool) -> Rese
             "--empty, or reset the table with that sink's configuration first."
         )
     state = dict(table.own_state(prefix))
-    kept = KEPT_BY_RESET if empty else (*KEPT_BY_RESET, *OF_KEY)
+    kept = KEPT_BY_RESET if empty else (*KEPT_BY_RESET, *OF_ROWS)
     if not state.keys() - set(kept) and not (empty and not table.is_empty()):
         return None
     index = SparkEngine(config, table, None).index_folder()

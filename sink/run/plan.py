@@ -28,7 +28,7 @@ from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, check_tells_rows_apart, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
-from sink.run.source_tables import SourceTables
+from sink.run.source_tables import SourceTables, source_tables_property
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
@@ -168,6 +168,11 @@ def open_table(
         properties = dict(section.properties) | creation_properties(config)
         if key.columns:
             properties[property_name(config)] = key.to_json()
+        is_inferred = types is not None or (key.columns and not key.configured)
+        if is_inferred and not plan.changelog.source_tables and formats.names_table(config.source.format):
+            tables = SourceTables(tuple(sample.source_tables())[:1], plan.changelog.is_mixed)
+            plan = replace(plan, changelog=tables.of(plan.changelog))  # the first micro-batch may begin with another
+            properties[source_tables_property(config)] = tables.to_json()
         table = catalogs.create(section, wanted, properties, resolved.path)
         # its location and some of its properties are the catalog's choice
         table.check_writable(appends=section.mode == "append", copies=section.copies)

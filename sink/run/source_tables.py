@@ -1,5 +1,6 @@
-"""Which of the source's tables an entry takes. By default it is the one that a message names first. The table's
-property `rowdelta.<sink id>.source-tables` remembers it, and whether the topic has messages of others too:
+"""Which of the source's tables an entry takes. By default it is the one that a message names first: in the sample from
+which columns or key were inferred, or else in the first micro-batch. The table's property
+`rowdelta.<sink id>.source-tables` remembers it, and whether the topic has messages of others too:
 
     {"names": ["shop.orders"], "mixed": false}
 """

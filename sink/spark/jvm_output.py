@@ -1,5 +1,5 @@
 """What Spark's JVM prints. While it starts, that is 10 to 40 lines of the JVM, Ivy and Spark, which nobody needs unless
-the start fails. So they are held back, and shown with a failure.
+the start fails. So they are held back, and shown with a failure. Secrets are masked: Ivy prints repositories' URLs.
 """
 
 import logging
@@ -10,6 +10,8 @@ from collections import deque
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from typing import IO
+
+from sink.redaction import masked
 
 log = logging.getLogger("rowdelta")
 
@@ -47,7 +49,8 @@ class JvmOutput:
 
     def _pass_on(self, lines: IO[bytes]) -> None:
         with lines:
-            for line in lines:
+            for printed in lines:
+                line = masked(printed.decode(errors="surrogateescape")).encode(errors="surrogateescape")
                 with self._lock:
                     if self._is_held:
                         self._lines.append(line)

@@ -20,8 +20,9 @@ COUNTED = ("written", "rewritten")
 KEPT_BY_RESET = ("cleaned", *COUNTED)
 """Parts of a sink's state that say nothing of its source: what maintenance did."""
 
-OF_KEY = ("key", "accepted-keys")
-"""Parts that hold as long as the table has rows with this key."""
+OF_ROWS = ("key", "accepted-keys", "source-tables")
+"""Parts that hold as long as the table has rows: by what they are told apart, and of which table of the source they
+are. A topic may begin with another one now."""
 
 _CLOCK_SECONDS = 86400
 """Clocks of two machines differ by less, unless one of them is wrong."""

@@ -145,3 +145,16 @@ def test_downloads_are_named(caplog: pytest.LogCaptureFixture) -> None:
     printing(output, "downloading https://repo.example/org/x/1.1/x-1.1.jar ...\n")
     output._thread.join()
     assert caplog.messages == ["downloading x-1.1.jar"]
+
+
+def test_no_secret_is_passed_on(capfd: pytest.CaptureFixture[str], caplog: pytest.LogCaptureFixture) -> None:
+    """Ivy prints the repositories' URLs."""
+    added, loads = "https://me:geheim@repo.example/m2 added\n", "downloading https://x.example/y.jar?token=geheim ...\n"
+    held, later = JvmOutput(is_held=True), JvmOutput(is_held=False)
+    for output in (held, later):
+        printing(output, added + loads)
+        output._thread.join()
+    held.release(shown=True)
+    shown = "https://****@repo.example/m2 added\ndownloading https://x.example/y.jar?token=**** ...\n"
+    assert capfd.readouterr().err == 2 * shown
+    assert "geheim" not in caplog.text

@@ -1,18 +1,21 @@
 """An entry takes the messages of one of the source's tables, whatever else is in its topic."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands import reset
 from sink.commands.inspection import check
 from sink.config import Config, SourceSection
 from sink.errors import DataError
 from sink.run.inference import infer_fields, of_one_table, raw_records, source_tables
 from sink.sources.kafka_client import Message
 from sink.spark.versions import to_arrow
+from tests.sink.harness import Job
 from tests.sink.test_kafka import KafkaJob
 from tests.stack.kafka import Kafka
 
@@ -93,3 +96,38 @@ def test_a_topic_that_begins_with_a_control_record_of_another_table() -> None:
     records = raw_records("t", [Message("t", 0, n, None, value) for n, value in enumerate(values)])
     assert source_tables(config, records) == {"SHOP.ORDERS": 1}
     assert list(infer_fields(config, of_one_table(config, records, ()))) == ["ID"]
+
+
+def file_of(job: Job, table: str, numbers: Iterable[int]) -> Path:
+    changes = (message(table, number, f"{table}-{number}", seq=number)[1] for number in numbers)
+    return job.write_text("".join(json.dumps(change) + "\n" for change in changes))
+
+
+@pytest.fixture
+def job(spark: SparkSession, tmp_path: Path) -> Job:
+    sections = {"source": {"format": "debezium-json"}, "sink": {"on_bad_record": "dead-letter"}}
+    return Job(spark, tmp_path, file_format="json", configure_columns=False, sections=sections)
+
+
+@pytest.mark.spark
+def test_the_table_whose_columns_were_inferred_is_taken(job: Job) -> None:
+    """The sample may begin with another table than the first micro-batch, as with startingOffsets: latest."""
+    file_of(job, "orders", range(2))
+    file_of(job, "customers", range(10))  # Spark begins with the largest file
+    job.run()
+    assert {row["name"].partition("-")[0] for row in job.rows()} == {"customers"}
+    assert len(job.rows()) == 10
+
+
+@pytest.mark.spark
+def test_rows_that_stay_after_a_reset_stay_those_of_their_table(job: Job) -> None:
+    """A topic may begin with another table when it is read again: of the first one, old messages are gone."""
+    first = file_of(job, "orders", range(3))
+    job.run()
+    file_of(job, "customers", range(2))
+    plan = reset.find(job.spark, job.config(), "orders", empty=False)
+    assert plan is not None
+    plan.apply()
+    first.unlink()
+    job.run()
+    assert [row["name"] for row in job.rows()] == [f"orders-{number}" for number in range(3)]
