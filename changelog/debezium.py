@@ -345,48 +345,48 @@ def _before_another(records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt
     return followed
 
 
-def ignores_tombstones(spec: ChangelogSpec) -> bool:
-    """Whether no tombstone deletes a row."""
-    return spec.options.get(TOMBSTONES) == "ignore"
+class Tombstones:
+    """Finds those tombstones that delete a row, batch by batch: the ones that don't come right after a delete of the
+    same key. Usually a `d` comes right before, and has deleted the row, or has left it alone since it was about another
+    row that went on from there. But Kafka's compaction, or a filter, may drop the `d` and keep the tombstone.
 
-
-def lone_tombstones(
-    spec: ChangelogSpec,
-    records: pa.RecordBatch,
-    rows: npt.NDArray[np.int64],
-    deletes: Sequence[npt.NDArray[np.int64]],
-) -> npt.NDArray[np.int64]:
-    """Row numbers of those tombstones that delete a row: the ones that don't come right after a delete of the same key.
-    Usually a `d` comes right before, and has deleted the row. But Kafka's compaction, or a filter, may drop the `d` and
-    keep the tombstone. A tombstone without a key is ignored, and so are all of them if `order_by` is set: they have no
-    order value; or if the topic has several tables: nothing says of which one it is. Among flattened rows a tombstone
-    may be all that says that a row was deleted, so all of them count; if the topic has several tables, those that don't
-    come right after a delete.
-
-    :param records: raw records (`RAW_SCHEMA`).
-    :param rows: row numbers of all tombstones.
-    :param deletes: row numbers of the events that delete a row.
+    Among flattened rows a tombstone may be all that says that a row was deleted. Others are ignored without a key, and
+    if `order_by` is set: they have no order value; or if the topic has several tables: nothing says of which one a
+    tombstone is.
     """
-    if ignores_tombstones(spec):
-        return np.empty(0, np.int64)
-    if is_flattened(spec) and not spec.is_mixed:
-        return rows
-    if spec.is_mixed and not is_flattened(spec):
-        return np.empty(0, np.int64)
-    keys = records.column("key")
-    rows = rows[keys.take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-    if not len(rows) or spec.inserts_only or (spec.order_by and not is_flattened(spec)):
-        return np.empty(0, np.int64)
-    at, before = pa.array(rows), pa.array(np.maximum(rows - 1, 0))
-    after = [
-        pc.equal(keys.take(before), keys.take(at)),
-        pc.equal(records.column("partition").take(before), records.column("partition").take(at)),
-        pc.equal(pc.add(records.column("offset").take(before), 1), records.column("offset").take(at)),
-        pa.array(np.isin(rows - 1, np.concatenate([np.empty(0, np.int64), *deletes]))),
-    ]
-    follows = functools.reduce(pc.and_, after)
-    lone: npt.NDArray[np.int64] = rows[~pc.fill_null(follows, False).to_numpy(zero_copy_only=False)]
-    return lone
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._earlier: pa.RecordBatch | None = None
+
+    def lone(self, records: pa.RecordBatch, deletes: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
+        """Row numbers of a batch's tombstones that delete a row.
+
+        :param records: raw records (`RAW_SCHEMA`), the next ones of the task.
+        :param deletes: row numbers of those that delete a row.
+        """
+        spec, nothing = self._spec, np.empty(0, np.int64)
+        deleted = np.concatenate([nothing, *deletes])
+        places = records.select(["key", "partition", "offset"])
+        earlier, last = self._earlier, len(records) - 1
+        self._earlier = places.take(pa.array([last])) if last in deleted else None
+        rows = np.flatnonzero(records.column("value").is_null())
+        if not is_flattened(spec):
+            rows = rows[records.column("key").take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
+            if spec.is_mixed or spec.inserts_only or spec.order_by:
+                return nothing
+        if not len(rows) or spec.options.get(TOMBSTONES) == "ignore":
+            return nothing
+        known = pa.Table.from_batches([places])
+        if earlier is not None and rows[0] == 0:
+            known, rows, deleted = pa.concat_tables([pa.Table.from_batches([earlier]), known]), rows + 1, deleted + 1
+            deleted = np.append(deleted, 0)
+        here, before = known.take(pa.array(rows)), known.take(pa.array(np.maximum(rows - 1, 0)))
+        after = [pc.equal(before.column(name), here.column(name)) for name in ("key", "partition")]
+        after.append(pc.equal(pc.add(before.column("offset"), 1), here.column("offset")))
+        follows = pc.fill_null(functools.reduce(pc.and_, after), False).to_numpy()
+        lone: npt.NDArray[np.int64] = rows[~(follows & np.isin(rows - 1, deleted))] - (len(known) - len(records))
+        return lone
 
 
 def deletes_by_key(
@@ -398,7 +398,7 @@ def deletes_by_key(
     after its `d`, in an earlier batch. Not so among flattened rows.
 
     :param records: raw records (`RAW_SCHEMA`).
-    :param rows: row numbers of the tombstones (`lone_tombstones`).
+    :param rows: row numbers of the tombstones (`Tombstones.lone`).
     """
     if spec.is_mixed and len(rows):
         reason = (

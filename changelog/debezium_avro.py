@@ -74,25 +74,22 @@ class DebeziumAvro:
         self._befores = AvroReader(schemas, self._before_plan)
         self._keys = KeyReader(spec, schemas=schemas)
         self._message_keys = MessageKeys(schemas)
+        self._tombstones = debezium.Tombstones(spec)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
-        values = records.column("value")
         deletes = list[Rows]()
-        for found in self._messages.read(values):
+        for found in self._messages.read(records.column("value")):
             if isinstance(found, Rejected):
                 yield found
-            elif self._flattened:
-                yield from self._rows(found, records)
-            else:
-                for change in self._events(found, records):
-                    if values.null_count and isinstance(change, Changes):
-                        deletes.append(debezium.deleted(change))
-                    yield change
-        if values.null_count:
-            lone = debezium.lone_tombstones(self._spec, records, np.flatnonzero(values.is_null()), deletes)
-            yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
+                continue
+            for change in self._rows(found, records) if self._flattened else self._events(found, records):
+                if isinstance(change, Changes):
+                    deletes.append(debezium.deleted(change))
+                yield change
+        lone = self._tombstones.lone(records, deletes)
+        yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
 
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")

@@ -79,6 +79,7 @@ class DebeziumJson:
         self._flattened = debezium.is_flattened(spec)
         self._keys = KeyReader(spec, self._implied)
         self._message_keys = MessageKeys()
+        self._tombstones = debezium.Tombstones(spec)
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
@@ -90,7 +91,7 @@ class DebeziumJson:
             yield from self._message_keys.stated(records)
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
-        tombstones, deletes = np.flatnonzero(values.is_null()), list[Rows]()
+        deletes = list[Rows]()
         for group in by_schema(values.drop_null()):
             if isinstance(group, Rejected):
                 yield replace(group, record=pa.array(rows[group.record.to_numpy()]))
@@ -103,12 +104,11 @@ class DebeziumJson:
                 yield Rejected(pa.array(chosen), BadRecord.UNPARSEABLE, str(error))
             else:
                 for found in reader.changes(records, chosen, texts):
-                    if len(tombstones) and isinstance(found, Changes):
+                    if isinstance(found, Changes):
                         deletes.append(debezium.deleted(found))
                     yield found
-        if len(tombstones):
-            lone = debezium.lone_tombstones(self._spec, records, tombstones, deletes)
-            yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
+        lone = self._tombstones.lone(records, deletes)
+        yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
 
     def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:

@@ -18,7 +18,7 @@ from changelog.row_images import differ
 from changelog.rows import BAD, SNAPSHOT
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.encoded import MAYBE_BASE64
-from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec, sql
+from tests.changelog.messages import Decoded, Message, decode, in_order, messages, raw_records, spec, sql
 
 COLUMNS = {"id": "bigint", "v": "string"}
 
@@ -113,6 +113,28 @@ def test_a_tombstone_whose_delete_was_compacted_away() -> None:
     assert read(*unclear) == []
     assert read(Message(None, 2, key), order_by=[("v", T.StringType())]) == []
     assert read(Message(None, 2, key), options={"tombstones": "ignore"}) == []
+
+
+@pytest.mark.parametrize("flattened", [False, True])
+def test_a_tombstone_whose_delete_ends_the_batch_before(flattened: bool) -> None:
+    """The `d` may be about a row that went on to another key, and so leave the row alone that its key has got
+    (`changelog.moves`). Its tombstone would remove that one.
+    """
+    key, row = {"id": 7}, {"id": 7, "v": "b"}
+    removed = Message(row | {"__deleted": "true"} if flattened else event("d", before=row), 1, key)
+    table = spec(COLUMNS, options={"flattened": str(flattened).lower()})
+
+    def read(*batches: list[Message]) -> list[tuple[str, int | None]]:
+        found = ChangelogDecoder("debezium-json", table)([raw_records(batch) for batch in batches])
+        return [(d.kind, d.offset) for rows in found for d in in_order(rows, table, {})]
+
+    tombstone = Message(None, 2, key)
+    assert read([removed, tombstone]) == [("-D", 1)]
+    assert read([removed], [tombstone]) == [("-D", 1)]
+    assert read([removed], [tombstone, Message(None, 3, key)]) == [("-D", 1), ("-D", 3)]
+    for other in (Message(None, 3, key), Message(None, 2, {"id": 8}), Message(None, 2, key, partition=1)):
+        assert read([removed], [other])[1:] == [("-D", other.offset)]
+        assert read([removed], [], [other])[1:] == [("-D", other.offset)]
 
 
 def test_a_record_is_applied_whole_or_not_at_all() -> None:
