@@ -41,7 +41,7 @@ from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
 from sink.run.inference import SparkSample
-from sink.run.keys import table_key, with_key
+from sink.run.keys import check_tells_rows_apart, table_key, with_key
 from sink.run.microbatch import TableSink
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.run.pipeline import open_source
@@ -143,6 +143,7 @@ class _Replay:
         self._source = source
         key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
         plan = plan_table(catalogs, config, with_key(resolved, key), table)
+        check_tells_rows_apart(config, key, table, spark)
         self._section = plan.section
         engine = SparkEngine(config, table, None)
         self._sink = TableSink(config, resolved, table, plan, key, source, None, engine)

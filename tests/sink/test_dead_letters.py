@@ -714,3 +714,17 @@ def test_bad_records_whose_snapshot_expired_before_they_were_sent(
         job.run()
     assert "can't be sent to topic" in caplog.text
     assert messages(kafka, topic, 0) == []
+
+
+def test_replay_under_a_new_key_takes_no_row_of_another_key(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, key={"orders": ["id", "customer"]})
+    kafka.create_topic(job.topic(), 1)
+    columns = "id BIGINT NOT NULL, customer STRING NOT NULL, amount DECIMAL(12,2)"
+    spark.sql(f"CREATE TABLE {job.target()} ({columns}) USING iceberg")
+    job.produce([change("c", 1, "a"), change("c", 1, "b"), change("c", 1, "c", "1.00")])
+    job.run()
+    spark.sql(f"""ALTER TABLE {job.target()} SET TBLPROPERTIES ('rowdelta.shop.new-key' = '["id"]')""")
+    job.key = {"orders": ["id"]}
+    with pytest.raises(TableError, match=r"1 keys \(id\) have several rows"):
+        replayed(job)
+    assert spark.table(job.target()).count() == 2
