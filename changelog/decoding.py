@@ -283,15 +283,17 @@ class _TaskDecoder:
         return rows
 
     def _has_images(self, changes: Changes) -> bool:
-        """Whether a -U or a -D may come with other columns than the writers read."""
-        others = changes.fields.keys() - {c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals}
-        return bool(self._spec.key and others) and not sets_row(changes.kind.to_numpy()).all()
+        """Whether a -U or a -D may come with more columns than those that all removals have."""
+        spec = self._spec
+        others = {c.field for c in spec.columns if c.name not in spec.kept_by_removals}
+        others = others or {c.field for c in spec.columns if c.name not in spec.key}
+        has_more = bool(spec.key) and not others.isdisjoint(changes.fields)
+        return has_more and not sets_row(changes.kind.to_numpy()).all()
 
     def _with_moves(self, raw: pa.RecordBatch, rows: pa.Table, record: Ints, place: Ints) -> pa.Table:
         partition = raw.column("partition").fill_null(-1).to_numpy()
         empty = raw.column("value").is_null().to_numpy(zero_copy_only=False)
-        told = np.zeros(len(raw), np.bool_)
-        return bared(with_moves(rows, self._spec, record, place, partition, empty, told), self._spec)
+        return bared(with_moves(rows, self._spec, record, place, partition, empty), self._spec)
 
     def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
         places: Stated = {name: first_place(raw, rows) for name, rows in named(parsed).items()}

@@ -32,7 +32,7 @@ Ints = npt.NDArray[np.int64]
 
 
 def with_moves(
-    rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints, empty: Mask, told: Mask
+    rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints, empty: Mask
 ) -> pa.Table:
     """Mark the removals of rows that went to another key (`_rowdelta_moved`).
 
@@ -44,7 +44,6 @@ def with_moves(
     :param record: the record's row number in the raw batch, for each of the rows; and `place` the change's place in it.
     :param partition: for each record a number of its partition.
     :param empty: the records that have no value (tombstones).
-    :param told: the records that say that they are half of a move.
     """
     kinds = rows.column(KIND).to_numpy()
     removes = ~sets_row(kinds)
@@ -52,13 +51,13 @@ def with_moves(
         return rows
     if rows.column(BAD).null_count < len(rows):
         removes &= rows.column(BAD).is_null().to_numpy()
-    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, empty, told)
+    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, empty)
     # a removal may have an order value of its own
     ordering = {name for name, _ in spec.order_by}
     others = {column.name for column in spec.columns if column.field not in ordering} - set(spec.key)
     names = [field.name for field in rows.schema if field.name in others and not pa.types.is_nested(field.type)]
     if len(candidates) and names:
-        known, is_move = _known(rows, names, candidates, partners, kinds, record, told)
+        known, is_move = _known(rows, names, candidates, partners, kinds, record)
         candidates, known = candidates[is_move], known[is_move]
         rows = _with_texts(rows, candidates, names, known)
     return rows
@@ -83,7 +82,7 @@ def marked(spec: ChangelogSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[p
             continue
         number, nothing = np.arange(len(batch)), np.zeros(len(batch), np.bool_)
         zeros = np.zeros(len(batch), np.int64)
-        rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, nothing, nothing)
+        rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, nothing)
         yield from bared(rows, spec).combine_chunks().to_batches()
 
 
@@ -96,7 +95,6 @@ def _halves(
     place: Ints,
     partition: Ints,
     empty: Mask,
-    told: Mask,
 ) -> tuple[Ints, Ints]:
     """Numbers of the removals that may be half of a move, and of the next change after each; -1 if it isn't known."""
     order = np.lexsort((place, record, partition[record]))
@@ -114,8 +112,8 @@ def _halves(
             moves |= pc.not_equal(column.take(pa.array(here)), column.take(pa.array(after))).to_numpy()
         here, after = here[moves], after[moves]
     ends = np.flatnonzero(np.append(~same, True)) if len(order) else order
-    alone = removes & told[record]
-    alone[order[ends]] |= removes[order[ends]]
+    alone = np.zeros(len(rows), np.bool_)
+    alone[order[ends]] = removes[order[ends]]
     alone[here] = False
     others = np.flatnonzero(alone)
     return np.concatenate([here, others]), np.concatenate([after, np.full(len(others), -1)])
@@ -128,7 +126,6 @@ def _known(
     partners: Ints,
     kinds: npt.NDArray[np.int8],
     record: Ints,
-    told: Mask,
 ) -> tuple[npt.NDArray[np.bool_], Mask]:
     """For each removal and column, whether the image surely has the row's value. And whether each is half of a move."""
     shape = len(removals), len(names)
@@ -146,7 +143,6 @@ def _known(
         says[:, number] = says_something(image)
         blank |= says_something(other) & ~says[:, number]
     certain = is_paired & ((kinds[removals] == RowKind.UPDATE_BEFORE) | (record[removals] == record[partners]))
-    certain |= told[record[removals]]
     alike = moved.any(axis=1) & (2 * moved.sum(axis=1) >= there.sum(axis=1))
     rich = (2 * valid.sum(axis=1) > shape[1])[:, np.newaxis]
     whole = says.all(axis=1, keepdims=True) & (shape[1] > 1)

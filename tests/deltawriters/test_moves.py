@@ -10,19 +10,21 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
+from changelog.decoding import ChangelogDecoder
 from changelog.moves import with_moves
-from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, order_column
+from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, known_columns, order_column
 from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, xxhash64
 from deltawriters.resolve import IndexTask, delete_rows
-from tests.changelog.messages import spec
+from tests.changelog.messages import messages, raw_records, spec
 from tests.deltawriters.lake import Lake
 from tests.deltawriters.test_partial import BAD_TYPE, BY_REGION, UNPARTITIONED, table_at
 
@@ -50,7 +52,7 @@ def decoded(changes: Sequence[Change], first: int = 0, table: ChangelogSpec = SP
     }
     numbers, zeros = np.arange(count), np.zeros(count, np.int64)
     columns["tags"] = pa.nulls(count, pa.list_(pa.string()))
-    rows = with_moves(pa.table(columns), table, numbers, zeros, zeros, zeros != 0, zeros != 0)
+    rows = with_moves(pa.table(columns), table, numbers, zeros, zeros, zeros != 0)
     (batch,) = rows.combine_chunks().to_batches()
     return batch.append_column(HASH, pa.array(xxhash64([batch.column("id")]).view(np.int64)))
 
@@ -243,3 +245,16 @@ def test_any_moves(data: st.DataObject, operations: list[tuple[str, int, int]]) 
                 parts = list(combined(parts, ("id",), (*COLUMNS, "tags"), lambda _: None, 1))
             table.commit(*parts, flush_bytes=flush)
         assert table.rows() == sorted(source.rows.values())
+
+
+@pytest.mark.parametrize("columns", [("id", "v"), ("id", "v", "note")])
+def test_moves_in_a_table_that_is_partitioned_by_its_only_other_column(columns: tuple[str, ...]) -> None:
+    def image(key: int, value: str) -> dict[str, Any]:
+        return {name: {"id": key, "v": value}.get(name, "n" + value) for name in columns}
+
+    moves = [(1, 2, "a"), (2, 3, "b")]
+    events = [{"op": "u", "before": image(old, v), "after": image(new, v)} for old, new, v in moves]
+    table = spec(dict.fromkeys(columns, "string") | {"id": "bigint"}, partition_sources=("v",))
+    (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(*events))])
+    removals = rows.filter(pc.equal(rows.column(KIND), int(U)))
+    assert [set(known_columns(mark)) for mark in removals.column(MOVED).to_pylist()] == [set(columns) - {"id"}] * 2

@@ -323,9 +323,8 @@ def marks(story: Story, messages: list[Message]) -> dict[tuple[int, int], str]:
     changes |= {f.name: pa.array([row[n] for *_, row in said], f.type) for n, f in enumerate(SCHEMA)}
     place, number = (np.array([change[n] for change in said], np.int64) for n in range(2))
     none = np.zeros(len(messages), np.bool_)
-    rows = with_moves(
-        pa.table(changes), ChangelogSpec(columns, story.key), place, number, none.astype(np.int64), none, none
-    )
+    table = ChangelogSpec(columns, story.key)
+    rows = with_moves(pa.table(changes), table, place, number, none.astype(np.int64), none)
     told = zip(place.tolist(), number.tolist(), rows.column(MOVED).to_pylist(), strict=True)
     return {(place_, number_): mark for place_, number_, mark in told if mark is not None}
 
