@@ -40,8 +40,10 @@ from changelog.rows import (
     BAD,
     BAD_FIELDS,
     EMPTY_PARTITION,
+    FILE,
     KIND,
     MOVED,
+    ROW,
     SNAPSHOT,
     TRUNCATE,
     UNAVAILABLE,
@@ -386,9 +388,10 @@ class _TaskDecoder:
         for i, ((name, _), wire) in enumerate(zip(spec.order_by, order, strict=True)):
             columns[order_column(i)] = self._order_value(i, name, wire, record, bad)
         if spec.source_order:
+            group, number = (FILE, ROW) if ROW in raw.schema.names else ("partition", "offset")
             # an offset from 2^47 on makes its record a bad one
-            first = pc.multiply_checked(raw.column("offset").take(record), CHANGES_PER_RECORD)
-            columns[order_column(len(spec.order_by))] = raw.column("partition").take(record)
+            first = pc.multiply_checked(raw.column(number).take(record), CHANGES_PER_RECORD)
+            columns[order_column(len(spec.order_by))] = raw.column(group).take(record)
             columns[order_column(len(spec.order_by) + 1)] = pc.add(first, place)
         return columns
 

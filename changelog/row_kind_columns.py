@@ -14,7 +14,19 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, BAD_FIELDS, EMPTY_PARTITION, KIND, MOVED, PREFIX, BadRecord, RowKind, order_column
+from changelog.rows import (
+    BAD,
+    BAD_FIELDS,
+    EMPTY_PARTITION,
+    FILE,
+    KIND,
+    MOVED,
+    PREFIX,
+    ROW,
+    BadRecord,
+    RowKind,
+    order_column,
+)
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 SOURCE = f"{PREFIX}source"
@@ -60,7 +72,7 @@ def completed(records: DataFrame, spec: ChangelogSpec) -> DataFrame:
 
 
 def columns_decoder(spec: ChangelogSpec) -> "Decoder":
-    """Decodes typed records: the columns of `columns_to_read`, and `SOURCE`."""
+    """Decodes typed records: the columns of `columns_to_read`, and `SOURCE`. With `source_order` also `FILE`, `ROW`."""
     kinds = Kinds.of(spec.options)
     uuids = [c for c in spec.columns if c.is_uuid]
     op = F.col(quoted(kinds.column)).cast("string")
@@ -70,6 +82,7 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
             op.alias(_OP),
             _kind(op, kinds).alias(KIND),
             *(F.col(quoted(name)).cast(dtype).alias(_order_value(i)) for i, (name, dtype) in enumerate(spec.order_by)),
+            *([F.col(FILE), F.col(ROW)] if spec.source_order else []),
             *(F.col(quoted(c.field)).alias(_UUID_TEXT + c.name) for c in uuids),
             *(_values(c).alias(c.name) for c in spec.columns),
         ]
@@ -201,9 +214,11 @@ def _finish(spec: ChangelogSpec, errors: list[Column], value: Column) -> list[Se
     parts |= {name: F.col(f"{_ERROR}.{name}") for name in ("reason", "error_class")}
     fields = [parts.get(name, F.lit(None)).cast(dtype).alias(name) for name, dtype in BAD_FIELDS.items()]
     metadata = {"_op": F.col(_OP), "_source": source}
+    order = [F.col(_order_value(i)) for i in range(len(spec.order_by))]
+    order += [F.col(FILE).cast("int"), F.col(ROW).cast("bigint")] if spec.source_order else []
     result = [
         F.coalesce(kind, F.lit(int(RowKind.DELETE))).cast("tinyint").alias(KIND),
-        *(F.col(_order_value(i)).alias(order_column(i)) for i in range(len(spec.order_by))),
+        *(value.alias(order_column(i)) for i, value in enumerate(order)),
         F.when(F.col(_ERROR).isNotNull(), F.struct(*fields)).alias(BAD),
         *([F.lit(None).cast("string").alias(MOVED)] if spec.key else []),
         *(_stored(column.name, spec).alias(column.name) for column in spec.columns),

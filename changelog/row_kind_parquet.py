@@ -49,10 +49,11 @@ class PlainRows:
         has_plain = not spec.metadata and not any(column.is_uuid or column.width for column in spec.columns)
         return cls(spec, batch_rows) if has_plain else None
 
-    def __call__(self, content: bytes) -> Iterator[pa.RecordBatch]:
+    def __call__(self, content: bytes, file: int = 0) -> Iterator[pa.RecordBatch]:
         """The file's rows as changelog rows: `decoded_schema`, without the column for snapshots.
 
         :param content: the bytes of the whole file.
+        :param file: its number in the order of files.
         :raises NotPlainError: the file isn't plain. The error may come after the first batches.
         """
         kinds = Kinds.of(self.spec.options)
@@ -62,18 +63,20 @@ class PlainRows:
             if types.setdefault(name, to_arrow_type(dtype)) != to_arrow_type(dtype):
                 raise NotPlainError(f"column {name} is read as two types")
         try:
-            file = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
-            _check_calendar(file.metadata.metadata or {})
-            instants = _instants(file.schema, types)
-            for batch in file.iter_batches(self.batch_rows, columns=list(types), use_threads=False):
+            content_of = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
+            _check_calendar(content_of.metadata.metadata or {})
+            instants = _instants(content_of.schema, types)
+            first = 0
+            for batch in content_of.iter_batches(self.batch_rows, columns=list(types), use_threads=False):
                 rows = {name: _exactly(batch.column(name), dtype, name in instants) for name, dtype in types.items()}
-                yield self._changes(rows, kinds)
+                yield self._changes(rows, kinds, file, first)
+                first += batch.num_rows
         except NotPlainError:
             raise
         except Exception as error:
             raise NotPlainError(f"{type(error).__name__}: {error}") from error
 
-    def _changes(self, rows: dict[str, pa.Array], kinds: Kinds) -> pa.RecordBatch:
+    def _changes(self, rows: dict[str, pa.Array], kinds: Kinds, file: int, first: int) -> pa.RecordBatch:
         spec = self.spec
         kind = kinds.meant(rows[kinds.column].cast(pa.string()))
         if kind.null_count:
@@ -86,6 +89,10 @@ class PlainRows:
         columns[BAD] = pa.nulls(len(kind), schema.field(BAD).type)
         for i, (name, _) in enumerate(spec.order_by):
             columns[order_column(i)] = rows[name]
+        if spec.source_order:
+            columns[order_column(len(spec.order_by))] = pa.repeat(pa.scalar(file, pa.int32()), len(kind))
+            numbers = np.arange(first, first + len(kind), dtype=np.int64)
+            columns[order_column(len(spec.order_by) + 1)] = pa.array(numbers)
         for column in spec.columns:
             columns[column.name] = rows[column.field]
         for name in spec.empty_is_null:

@@ -36,6 +36,15 @@ HASH = "_rowdelta_hash"
 SNAPSHOT = "_rowdelta_snapshot"
 BAD = "_rowdelta_bad"
 UNAVAILABLE = "_rowdelta_unavailable"
+FILE, ROW = f"{PREFIX}file", f"{PREFIX}row"
+"""Columns of raw records of files, besides `RAW_SCHEMA`: the file's number in the order in which files are applied, and
+the record's number in the file. Both only grow; they may skip numbers.
+"""
+BLOCK = f"{PREFIX}block"
+"""Column of raw records of text files, from which `ROW` is counted: the first byte of the part of the file that a task
+reads.
+"""
+
 MOVED = "_rowdelta_moved"
 MOVED_SEPARATOR = "\x1f"
 

@@ -44,7 +44,7 @@ class ChangelogSpec:
     :param key: names of the key columns, in the table's order.
     :param partition_sources: columns that partition values derive from; -U and -D rows keep their values.
     :param order_by: (name or dotted path, type) of the user's order columns.
-    :param source_order: records have a partition and an offset that order them (Kafka).
+    :param source_order: records have a place that orders them last: a partition and an offset, or a file and a row.
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
     :param inserts_only: the table only grows (`mode: append`). It has no key, and every change except an insert is a
         is a bad record.

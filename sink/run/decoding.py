@@ -12,6 +12,7 @@ from changelog.decoding import ChangelogDecoder, Stated, spark_schema
 from changelog.moves import marked
 from changelog.row_kind_columns import columns_decoder, completed
 from changelog.row_kind_parquet import PlainRows
+from changelog.rows import BLOCK, FILE
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.run.computed import compute
@@ -67,7 +68,7 @@ class RecordDecoder:
         :param schema: schema of the result.
         """
         assert self._in_python is not None
-        names = [name for name in RAW_SCHEMA.names if name in records.columns]
+        names = [name for name in (*RAW_SCHEMA.names, FILE, BLOCK) if name in records.columns]
         return in_arrow(records.select(*names), functools.partial(task.decode, self._in_python, step), schema)
 
     def before(self, step: Step) -> Step:

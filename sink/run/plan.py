@@ -439,7 +439,6 @@ def _changelog(
         key=tuple(section.key),
         partition_sources=sources,
         order_by=tuple(order_by),
-        source_order=config.source.type == "kafka",
         trust_before=section.mode == "changelog",
         inserts_only=section.mode == "append",
         options=dict(config.source.format_options),

@@ -194,7 +194,8 @@ class SparkWriter:
         """
         assert batch.files is not None
         assert self._decoder.plain is not None
-        decode = functools.partial(task.decode_files, self._decoder.plain, self._not_plain)
+        numbers = {path: number for number, path in enumerate(batch.files)}
+        decode = functools.partial(task.decode_files, self._decoder.plain, numbers, self._not_plain)
         whole = files(batch.files, self._spark.sparkContext)
         write_own, route, run = steps
         if self._appends:

@@ -31,13 +31,14 @@ from typing import TypeVar
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
 from pyspark.errors.exceptions.captured import CapturedException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import is_wider
 from changelog.row_kind_columns import SOURCE, columns_to_read
 from changelog.row_kind_parquet import MOST_BYTES
+from changelog.rows import BLOCK, FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
 from sink.errors import DataError, RowdeltaError, TemporaryError
@@ -68,6 +69,9 @@ _PLAIN_TEXT = re.compile(r"\.(json|jsonl|ndjson|txt)$", re.IGNORECASE)
 _LEAST_BYTES = 32
 """Of a record in JSON: it names its kind, the key and the order."""
 _LOCAL = "^file:/+"
+_FOUND = f"{PREFIX}found"
+_TEXT = {"source": "file_path", BLOCK: "file_block_start"}
+_PARQUET = {SOURCE: "file_path", ROW: "row_index"}
 _FEW = 4
 _AT_ONCE = 16
 """This many footers are read at the same time, if there are more than a few."""
@@ -157,11 +161,10 @@ class FilesSource(Directories):
         if not any(name.lower() == "maxfileage" for name in options):
             options["maxFileAge"] = _ANY_AGE
         reader = self._spark.readStream.options(**options)
-        path = F.col("_metadata.file_path")
         if self._config.source.file_format == "parquet":
             schema = columns_to_read(self._specs[table.target])
-            return reader.schema(schema).parquet(table.source).select("*", path.alias(SOURCE))
-        return reader.format("text").load(table.source).select(path.alias("source"), "value")
+            return reader.schema(schema).parquet(table.source).select("*", *_places(_PARQUET))
+        return reader.format("text").load(table.source).select("value", *_places(_TEXT))
 
     def _options(self) -> dict[str, str]:
         """Options of Spark's reader."""
@@ -193,12 +196,12 @@ class FilesSource(Directories):
             # some files, or columns that the query doesn't know, so the files are read without it
             paths = [self._decoded(file.path) for file in fresh]
             reader = frame.sparkSession.read.options(**self._options()).option("__globPaths__", "false")
-            path = F.col("_metadata.file_path")
             if is_parquet:
                 schema = schema or columns_to_read(self._specs[table.target])
-                records = reader.schema(schema).parquet(*paths).select("*", path.alias(SOURCE))
+                records = reader.schema(schema).parquet(*paths).select("*", *_places(_PARQUET))
             else:
-                records = reader.format("text").load(paths).select(path.alias("source"), "value")
+                records = reader.format("text").load(paths).select("value", *_places(_TEXT))
+        records = _numbered(records, SOURCE if is_parquet else "source", fresh)
         whole = self._read_whole(footers) if is_parquet else None
         mark = {**_mark(fresh, position, generation, batch_id), "directory": self._fingerprints[table.target]}
         if more:
@@ -432,6 +435,25 @@ def _continues(folder: CheckpointFolder, position: Position, directory: str) -> 
     if not folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation):
         return False
     return folder.is_whole(generation)
+
+
+def _places(names: Mapping[str, str]) -> list[Column]:
+    """The records' places, as Spark's reader tells them."""
+    return [F.col(f"_metadata.{field}").alias(name) for name, field in names.items()]
+
+
+def _numbered(records: DataFrame, source: str, files: Sequence[ChangeFile]) -> DataFrame:
+    """Records with the column `FILE`.
+
+    :param source: the column with the file's path.
+    :param files: in their order.
+    """
+    if len(files) == 1:
+        return records.withColumn(FILE, F.lit(0))
+    numbers = [(_same_spelling(file.path), number) for number, file in enumerate(files)]
+    order = records.sparkSession.createDataFrame(numbers, f"`{_FOUND}` string, `{FILE}` int")
+    found = F.regexp_replace(source, _LOCAL, "/").alias(_FOUND)
+    return records.select("*", found).join(F.broadcast(order), _FOUND, "left").drop(_FOUND)
 
 
 def _progress(position: Position) -> tuple[int, float]:

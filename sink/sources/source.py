@@ -60,7 +60,7 @@ class TableBatch:
     :param changes: changelog rows, if the records are already decoded.
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
-    :param files: path -> size of the Parquet files, if tasks can read the whole files as bytes.
+    :param files: path -> size of the Parquet files, in their order, if tasks can read the whole files as bytes.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """
 

@@ -9,7 +9,7 @@ import resource
 import sys
 import zlib
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any, ClassVar, TypeVar
@@ -25,7 +25,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, failed_with, merged_facts, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import BAD, HASH, KEPT, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
+from changelog.rows import BAD, BLOCK, FILE, HASH, KEPT, ROW, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
@@ -197,24 +197,31 @@ def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.Re
     :param batches: columns of `RAW_SCHEMA`. Columns that the source doesn't have may be left out, and a value may be
         text.
     """
-    changes = decoder(map(_completed, batches))
+    changes = decoder(numbered(map(_completed, batches)))
     yield from changes if then is None else then(changes)
     _forget_archives()
 
 
 def decode_files(
-    decoder: PlainRows, not_plain: Accumulator[int], then: Step, files: Iterable[tuple[str, bytes]]
+    decoder: PlainRows,
+    numbers: Mapping[str, int],
+    not_plain: Accumulator[int],
+    then: Step,
+    files: Iterable[tuple[str, bytes]],
 ) -> Iterator[pa.RecordBatch]:
     """Decode a task's Parquet files, and pass the changes to `then`.
 
     :param files: paths and contents.
+    :param numbers: the files' order, by their paths.
     :param not_plain: counts the tasks with a file that can't be decoded this way. Then the results of all tasks are
         void.
     """
 
     def changes() -> Iterator[pa.RecordBatch]:
-        for _, content in files:
-            yield from decoder(content)
+        for path, content in files:
+            if (number := numbers.get(path)) is None:
+                raise NotPlainError(f"{path} is spelled in another way")
+            yield from decoder(content, number)
 
     try:
         yield from then(changes())
@@ -228,7 +235,28 @@ def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
         have[field.name].cast(field.type) if field.name in have else pa.nulls(records.num_rows, field.type)
         for field in RAW_SCHEMA
     ]
-    return pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+    completed = pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+    for name in (FILE, BLOCK):
+        completed = completed.append_column(name, have[name]) if name in have else completed
+    return completed
+
+
+def numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give records of text files their `ROW`: the first byte of the part of the file, plus the number in the part. A
+    line has at least one byte, so the rows of a later part have higher numbers.
+    """
+    last, count = None, 0
+    for batch in batches:
+        if BLOCK not in batch.schema.names or not batch.num_rows:
+            yield batch
+            continue
+        file, block = (batch.column(name).to_numpy().astype(np.int64) for name in (FILE, BLOCK))
+        starts = np.flatnonzero(np.r_[True, (np.diff(file) != 0) | (np.diff(block) != 0)])
+        number = np.arange(len(file)) - np.repeat(starts, np.diff(np.r_[starts, len(file)]))
+        if last == (file[0], block[0]):
+            number[: starts[1] if len(starts) > 1 else len(file)] += count
+        last, count = (file[-1], block[-1]), int(number[-1]) + 1
+        yield batch.append_column(ROW, pa.array(block + number))
 
 
 def route(

@@ -194,3 +194,33 @@ def test_what_is_opened_leaves_no_accumulator(spark: SparkSession, tmp_path: Pat
 
     assert kept[0] < kept[2]
     assert wait_until(is_clean)
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+@pytest.mark.parametrize(("file_format", "reader"), [("json", "python"), ("parquet", "arrow"), ("parquet", "spark")])
+def test_rows_of_one_order_value_are_applied_as_they_are_in_files(
+    spark: SparkSession,
+    tmp_path: Path,
+    file_format: Literal["json", "parquet"],
+    reader: str,
+    deletes: Literal["position", "equality"],
+) -> None:
+    """In one file, and in several of a micro-batch."""
+    options = {"path_format": file_format, "maxFilesPerTrigger": "100"}
+    if reader == "spark":
+        options["mergeSchema"] = "false"  # an option that the other reader doesn't know
+    job = Job(spark, tmp_path, file_format=file_format, mode="changelog", deletes=deletes, key=("id",))
+    job.sections = {"source": {"options": options}}
+
+    def put(name: str, *changes: tuple[str, int, str]) -> None:
+        rows = [{"row_kind": kind, "seq": 1, "id": key, "region": text} for kind, key, text in changes]
+        path = job.write_records(rows)
+        path = path.rename(path.with_name(f"{name}.{file_format}"))
+        os.utime(path, (1_700_000_000, 1_700_000_000))
+
+    put("2", ("-D", 1, "b"), ("+I", 1, "c"), ("+I", 2, "a"), ("-D", 2, "a"), ("+I", 4, "a"))
+    put("3", ("-D", 3, "a"), ("+I", 3, "b"), ("-D", 4, "a"))
+    put("1", ("+I", 1, "a"), ("-D", 1, "a"), ("+I", 1, "b"), ("+I", 3, "a"))
+    job.run()
+    assert job.rows() == [{"id": 1, "region": "c"}, {"id": 3, "region": "b"}]
