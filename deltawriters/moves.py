@@ -68,7 +68,7 @@ def _differ(values: pa.ChunkedArray, others: pa.ChunkedArray) -> npt.NDArray[np.
         row = row if row.type == image.type else row.cast(image.type)
     except pa.ArrowInvalid:  # another writer's value
         return np.zeros(len(image), np.bool_)
-    if pa.types.is_floating(image.type):  # -0.0 is 0.0, and a NaN is a NaN
+    if pa.types.is_floating(image.type):
         image, row = (_plain(part) for part in (image, row))
     both = pc.and_(image.is_valid(), row.is_valid()).to_numpy(zero_copy_only=False)
     differs: npt.NDArray[np.bool_] = both & (row_hash([image]) != row_hash([row]))
@@ -76,6 +76,7 @@ def _differ(values: pa.ChunkedArray, others: pa.ChunkedArray) -> npt.NDArray[np.
 
 
 def _plain(values: pa.Array) -> pa.Array:
-    numbers = values.fill_null(0).to_numpy() + 0.0
+    """Numbers as floats, since a row may be older than its column's type double. -0.0 is 0.0, and a NaN is a NaN."""
+    numbers = values.cast(pa.float32(), safe=False).fill_null(0).to_numpy() + np.float32(0)
     numbers[np.isnan(numbers)] = np.nan
     return pa.array(numbers, mask=values.is_null().to_numpy(zero_copy_only=False), from_pandas=False)

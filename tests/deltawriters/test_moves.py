@@ -23,6 +23,7 @@ from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, xxhash64
+from deltawriters.moves import are_about_others
 from deltawriters.resolve import IndexTask, delete_rows
 from tests.changelog.messages import messages, raw_records, spec
 from tests.deltawriters.lake import Lake
@@ -258,3 +259,11 @@ def test_moves_in_a_table_that_is_partitioned_by_its_only_other_column(columns: 
     (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(*events))])
     removals = rows.filter(pc.equal(rows.column(KIND), int(U)))
     assert [set(known_columns(mark)) for mark in removals.column(MOVED).to_pylist()] == [set(columns) - {"id"}] * 2
+
+
+def test_a_float_that_became_a_double_is_the_same_value() -> None:
+    """Rows from before the column was widened have 0.1 as the nearest float."""
+    values = [0.1, -0.0, float("nan"), 1e300, 2.5]
+    removals = pa.table({"v": pa.array(values), MOVED: ["v"] * 5})
+    rows = pa.table({"v": pa.array([*values[:3], float("inf"), 2.25], pa.float32()).cast(pa.float64())})
+    assert are_about_others(removals, rows).tolist() == [False, False, False, False, True]
