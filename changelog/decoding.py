@@ -294,8 +294,7 @@ class _TaskDecoder:
 
     def _with_moves(self, raw: pa.RecordBatch, rows: pa.Table, record: Ints, place: Ints) -> pa.Table:
         partition = raw.column("partition").fill_null(-1).to_numpy()
-        empty = raw.column("value").is_null().to_numpy(zero_copy_only=False)
-        return bared(with_moves(rows, self._spec, record, place, partition, empty), self._spec)
+        return bared(with_moves(rows, self._spec, record, place, partition), self._spec)
 
     def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
         places: Stated = {name: first_place(raw, rows) for name, rows in named(parsed).items()}

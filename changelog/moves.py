@@ -31,9 +31,7 @@ from changelog.spec import ChangelogSpec
 Ints = npt.NDArray[np.int64]
 
 
-def with_moves(
-    rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints, empty: Mask
-) -> pa.Table:
+def with_moves(rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints) -> pa.Table:
     """Mark the removals of rows that went to another key (`_rowdelta_moved`).
 
     A removal is half of a move if the next change of its partition sets another key, and is of the same record, or the
@@ -43,7 +41,6 @@ def with_moves(
     :param rows: changelog rows, in which removals may have all their columns. The column `_rowdelta_moved` is null.
     :param record: the record's row number in the raw batch, for each of the rows; and `place` the change's place in it.
     :param partition: for each record a number of its partition.
-    :param empty: the records that have no value (tombstones).
     """
     kinds = rows.column(KIND).to_numpy()
     removes = ~sets_row(kinds)
@@ -51,7 +48,7 @@ def with_moves(
         return rows
     if rows.column(BAD).null_count < len(rows):
         removes &= rows.column(BAD).is_null().to_numpy()
-    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, empty)
+    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition)
     # a removal may have an order value of its own
     ordering = {name for name, _ in spec.order_by}
     others = {column.name for column in spec.columns if column.field not in ordering} - set(spec.key)
@@ -80,9 +77,8 @@ def marked(spec: ChangelogSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[p
         if batch.column(MOVED).null_count < len(batch) or sets_row(batch.column(KIND).to_numpy()).all():
             yield batch
             continue
-        number, nothing = np.arange(len(batch)), np.zeros(len(batch), np.bool_)
-        zeros = np.zeros(len(batch), np.int64)
-        rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, nothing)
+        number, zeros = np.arange(len(batch)), np.zeros(len(batch), np.int64)
+        rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros)
         yield from bared(rows, spec).combine_chunks().to_batches()
 
 
@@ -94,16 +90,12 @@ def _halves(
     record: Ints,
     place: Ints,
     partition: Ints,
-    empty: Mask,
 ) -> tuple[Ints, Ints]:
     """Numbers of the removals that may be half of a move, and of the next change after each; -1 if it isn't known."""
     order = np.lexsort((place, record, partition[record]))
     here, after = order[:-1], order[1:]
-    between = record[after] - record[here]
     same = partition[record[here]] == partition[record[after]]
-    is_next = between <= 1
-    is_next |= (between == 2) & empty[np.minimum(record[here] + 1, len(empty) - 1)]
-    paired = removes[here] & sets_row(kinds[after]) & same & is_next
+    paired = removes[here] & sets_row(kinds[after]) & same
     here, after = here[paired], after[paired]
     if len(here):
         moves = np.zeros(len(here), np.bool_)

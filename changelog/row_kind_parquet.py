@@ -108,7 +108,7 @@ class PlainRows:
         if not spec.key or pc.all(sets).as_py():
             return batch
         number, zeros = np.arange(len(kind)), np.zeros(len(kind), np.int64)
-        marked = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros, zeros != 0)
+        marked = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros)
         # In mode upsert few -U and -D rows reach the shuffle, since the -U of an update is left out before it. Setting
         # the columns of all of them to null would take longer than it saves.
         marked = bared(marked, spec) if spec.trust_before else marked

@@ -53,7 +53,7 @@ def decoded(changes: Sequence[Change], first: int = 0, table: ChangelogSpec = SP
     }
     numbers, zeros = np.arange(count), np.zeros(count, np.int64)
     columns["tags"] = pa.nulls(count, pa.list_(pa.string()))
-    rows = with_moves(pa.table(columns), table, numbers, zeros, zeros, zeros != 0)
+    rows = with_moves(pa.table(columns), table, numbers, zeros, zeros)
     (batch,) = rows.combine_chunks().to_batches()
     return batch.append_column(HASH, pa.array(xxhash64([batch.column("id")]).view(np.int64)))
 
@@ -267,3 +267,15 @@ def test_a_float_that_became_a_double_is_the_same_value() -> None:
     removals = pa.table({"v": pa.array(values), MOVED: ["v"] * 5})
     rows = pa.table({"v": pa.array([*values[:3], float("inf"), 2.25], pa.float32()).cast(pa.float64())})
     assert are_about_others(removals, rows).tolist() == [False, False, False, False, True]
+
+
+@pytest.mark.parametrize("between", [[], [None], [{"schema": None, "payload": None}], [None, {"op": "m"}]])
+def test_what_changes_no_row_may_be_between_the_halves_of_a_move(between: list[Any]) -> None:
+    values: list[Any] = []
+    for old, new, v in [(1, 2, "a"), (2, 3, "a")]:
+        values += [{"op": "d", "before": {"id": old, "v": v}}, *between, {"op": "c", "after": {"id": new, "v": v}}]
+    keys = itertools.chain.from_iterable([[{"id": key}] * (1 + len(between)) + [None] for key in (1, 2)])
+    said = [replace(found, key=key) for found, key in zip(messages(*values), keys, strict=True)]
+    (rows,) = ChangelogDecoder("debezium-json", spec({"id": "bigint", "v": "string"}))([raw_records(said)])
+    removals = rows.filter(pc.equal(rows.column(KIND), int(D)))
+    assert removals.column(MOVED).to_pylist() == ["v", "v"]

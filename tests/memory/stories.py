@@ -322,9 +322,8 @@ def marks(story: Story, messages: list[Message]) -> dict[tuple[int, int], str]:
     changes |= {MOVED: pa.nulls(len(said), pa.string())}
     changes |= {f.name: pa.array([row[n] for *_, row in said], f.type) for n, f in enumerate(SCHEMA)}
     place, number = (np.array([change[n] for change in said], np.int64) for n in range(2))
-    none = np.zeros(len(messages), np.bool_)
-    table = ChangelogSpec(columns, story.key)
-    rows = with_moves(pa.table(changes), table, place, number, none.astype(np.int64), none)
+    partition = np.zeros(len(messages), np.int64)
+    rows = with_moves(pa.table(changes), ChangelogSpec(columns, story.key), place, number, partition)
     told = zip(place.tolist(), number.tolist(), rows.column(MOVED).to_pylist(), strict=True)
     return {(place_, number_): mark for place_, number_, mark in told if mark is not None}
 
