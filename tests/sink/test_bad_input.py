@@ -215,6 +215,7 @@ def test_how_many_failures_are_the_formats(
         "last_snapshot": [],
         "first_streamed": [],
         "peak_memory": 0,
+        "moves": {"left": 0, "untold": 0},
     }
     bad = {"decoder_failed": sum(undecoded.values())}
     written = sum_up([counts | {"rows": rows, "bad": bad, "undecoded": undecoded}])
