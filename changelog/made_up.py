@@ -30,6 +30,8 @@ def says_something(values: pa.Array | pa.ChunkedArray) -> Mask:
         said = values
     elif pa.types.is_temporal(dtype):
         said = pc.not_equal(values.cast(pa.int32() if pa.types.is_date32(dtype) else pa.int64()), 0)
+    elif pa.types.is_integer(dtype):
+        said = pc.not_equal(values, pa.scalar(0, dtype))  # as a float, a large one would raise an exception
     else:
         said = pc.not_equal(values.cast(pa.float64()), 0)
     return np.asarray(pc.fill_null(said, False))

@@ -35,8 +35,8 @@ def with_moves(rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, p
     """Mark the removals of rows that went to another key (`_rowdelta_moved`).
 
     A removal is half of a move if the next change of its partition sets another key, and is of the same record, or the
-    other half of an update, or has half of the values of the removal's image. A removal that has no next change in the
-    batch may be one, too.
+    other half of an update, or has half of the values of the removal's image. A -U that has no next change in the batch
+    is one, too.
 
     :param rows: changelog rows, in which removals may have all their columns. The column `_rowdelta_moved` is null.
     :param record: the record's row number in the raw batch, for each of the rows; and `place` the change's place in it.
@@ -105,7 +105,8 @@ def _halves(
         here, after = here[moves], after[moves]
     ends = np.flatnonzero(np.append(~same, True)) if len(order) else order
     alone = np.zeros(len(rows), np.bool_)
-    alone[order[ends]] = removes[order[ends]]
+    # a -D is most likely no half of anything, and what its producer writes beside the key may be no row's
+    alone[order[ends]] = removes[order[ends]] & (kinds[order[ends]] == RowKind.UPDATE_BEFORE)
     alone[here] = False
     others = np.flatnonzero(alone)
     return np.concatenate([here, others]), np.concatenate([after, np.full(len(others), -1)])
