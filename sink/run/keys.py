@@ -115,7 +115,8 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
             return TableKey(key, configured=True)
         if known.configured and known.columns == key:
             return known
-        if table is not None and set(known.columns) != set(key):
+        own = () if table is None else table.identifiers() or known.columns
+        if table is not None and set(own) != set(key) and set(own) <= {column.name for column in table.columns()}:
             _check_new_key(config, section, path, table, known)
         # the user has decided for this key, perhaps because the messages' key has changed
         return TableKey(key, True, _united(known.messages, (fields for fields in sample.message_keys() if fields)))
@@ -153,7 +154,7 @@ def check_tells_rows_apart(config: Config, key: TableKey, table: Target, spark: 
     """
     text = table.property(property_name(config))
     known = () if text is None else TableKey.from_json(text).columns
-    if not key.columns or table.is_empty() or set(known) == set(key.columns):
+    if not key.columns or table.is_empty() or set(key.columns) in (set(known), set(table.identifiers())):
         return
     log.info("%s: looking whether %s tells its rows apart", table.name, shown(key.columns))
     rows = table.frame(spark).select(*(quoted(name) for name in key.columns)).na.drop()

@@ -432,7 +432,9 @@ def _continues(folder: CheckpointFolder, position: Position, directory: str) -> 
     generation, batch = str(position["generation"]), int(position["batch"])
     if generation not in folder.generations():
         return False
-    if not folder.last_committed_batch(generation) <= batch <= folder.last_batch(generation):
+    # of a micro-batch that Spark has done, it brings no further part
+    done = folder.last_committed_batch(generation)
+    if not done <= batch - ("applied" in position) or batch > folder.last_batch(generation):
         return False
     return folder.is_whole(generation)
 

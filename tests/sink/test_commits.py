@@ -140,9 +140,9 @@ def test_a_checkpoint_of_which_another_run_has_deleted_a_part(
     """Spark could not read it, in this run and in any other. Or, without the end of its log of files, it would take a
     new file for one that is applied.
     """
-    job.write(insert(1))
-    job.write(insert(2))
-    job.run()
+    for number in (1, 2):
+        job.write(insert(number))
+        job.run()
     (path,) = job.checkpoint.rglob(part)
     if path.is_dir():
         shutil.rmtree(path)
