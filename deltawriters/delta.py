@@ -528,8 +528,10 @@ class DeltaWriter:
             located = index.slice.probe(high, low, index.first, index.last)
             alone = np.bincount(located.query, minlength=len(in_table))[located.query] == 1
             asking, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
-            looked_at = [located.files[number].path for number in np.unique(file).tolist()]
             self._read_present(located.files, file, pos, columns, lambda numbers, rows: compare(asking[numbers], rows))
+            # one that is applied removes whatever others make of its key's row meanwhile, as all removals do
+            left_in = np.unique(file[others[asking]])
+            looked_at = [located.files[number].path for number in left_in.tolist()]
         says_nothing = pc.equal(moved.column(MOVED), "").to_numpy()
         untold = int(np.count_nonzero(follows_row & says_nothing))
         moved = moved.drop_columns([name for name in (MOVED, BAD, UNAVAILABLE) if name in moved.column_names])

@@ -26,7 +26,7 @@ class Settled:
     :param left: number of removals that left another row in place.
     :param untold: number of removals that took a row away which the same commit had set, and that tell nothing about
         the row they are about.
-    :param files: data files of earlier snapshots whose rows were looked at.
+    :param files: data files of earlier snapshots that have rows which were left in place.
     """
 
     left: int = 0
