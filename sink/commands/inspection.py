@@ -13,6 +13,7 @@ from changelog.source_tables import takes
 from sink.commands.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config, TableSection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
+from sink.config.options import cleaning_warning
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
@@ -51,6 +52,9 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
     access = by_spark(spark, config) if spark is not None else without_spark(config)
     source = access.source
     yield f"sink {config.sink.id}: {config.source.type} ({config.source.format}), trigger {config.sink.trigger}"
+    cleaning = cleaning_warning(config.source.options) if config.source.type == "files" else None
+    if cleaning is not None:
+        yield f"WARNING: {cleaning}"
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     check_folders(spark, config)

@@ -89,6 +89,22 @@ def check_source(options: Mapping[str, str], *, files: bool) -> None:
                 raise MisplacedError(f"Spark has no such option (did you mean {meant!r}?), and would ignore it", name)
 
 
+def cleaning_warning(options: Mapping[str, str]) -> str | None:
+    """What files sources lose if Spark takes applied files away, as `source.options` may say."""
+    how = next((value.lower() for name, value in options.items() if name.lower() == "cleansource"), "off")
+    if how == "off":
+        return None
+    way_out = (
+        "Before that, move the files back, with their modification times"
+        if how == "archive"
+        else "Leave the option out, and delete files when no snapshot is left that lacks them"
+    )
+    return (
+        f"source.options.cleanSource: {how} takes applied files away. A table that goes back, by a rollback, a reset "
+        f"or a DROP, needs them again, and nothing tells that they are gone. {way_out}"
+    )
+
+
 def check_table(properties: Mapping[str, str], format_: Capabilities, *, appends: bool, copies: bool) -> None:
     """Check `tables[].properties`.
 

@@ -6,7 +6,7 @@ It
 
 1. decodes the letters with the current configuration, to find their keys. Letters that still can't be decoded stay.
 2. reads the topic again, from the first letter up to the table's position, and keeps the changes of those keys. It
-   reads partitions without letters too, from the time of the first letter.
+   reads partitions without letters too, from the time of the first letter, less a margin for clocks that differ.
 3. writes and commits these changes like a micro-batch in upsert mode: the last change of each key wins. If a key is in
    several partitions and there is no `order_by`, Kafka's timestamps decide. Changes before a TRUNCATE that the
    configuration applies are left out. The position doesn't change. A letter that is a TRUNCATE itself stays: it would
@@ -51,6 +51,7 @@ from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.spark.changes import is_bad, is_truncate
 from sink.targets.catalogs import Catalogs
+from sink.targets.own_state import CLOCK_SECONDS
 
 log = logging.getLogger("rowdelta")
 
@@ -189,11 +190,14 @@ class _Replay:
         """The offset to begin with in each partition, so that no record after the first letter is missed.
 
         A key's records may be in other partitions than its letters: the topic may have got more partitions, or the key
-        of the messages may differ from the table's key.
+        of the messages may differ from the table's key. Their timestamps may be of machines whose clocks differ. If
+        timestamps order the changes too, what is older than the letters would lose anyway.
         """
         oldest = None if not stored.isEmpty() else found.agg(F.unix_millis(F.min("timestamp"))).collect()[0][0]
-        known = oldest is not None and oldest >= 0  # -1 means that a message has no timestamp
-        others = self._source.offsets_since(self._section.source, oldest if known else None)
+        margin = CLOCK_SECONDS * 1000 if self._section.order_by else 0
+        # -1 means that a message has no timestamp
+        time = max(0, oldest - margin) if oldest is not None and oldest >= 0 else None
+        others = self._source.offsets_since(self._section.source, time)
         first = self._first(letters)
         return others | {partition: min(offset, others.get(partition, offset)) for partition, offset in first.items()}
 

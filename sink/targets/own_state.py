@@ -24,7 +24,7 @@ OF_ROWS = ("key", "accepted-keys", "source-tables")
 """Parts that hold as long as the table has rows: by what they are told apart, and of which table of the source they
 are. A topic may begin with another one now."""
 
-_CLOCK_SECONDS = 86400
+CLOCK_SECONDS = 86400
 """Clocks of two machines differ by less, unless one of them is wrong."""
 
 
@@ -58,7 +58,7 @@ def cleaned_property(config: "Config") -> str:
 def is_cleaning_due(config: "Config", table: "TableState", every: timedelta) -> bool:
     """Whether orphans were removed so long ago, if ever. A time in the future is of a clock that was wrong."""
     since = time.time() - int(table.property(cleaned_property(config)) or 0) / 1000
-    return since >= every.total_seconds() or since < -_CLOCK_SECONDS
+    return since >= every.total_seconds() or since < -CLOCK_SECONDS
 
 
 def orphans_reach(table: "Target") -> int:

@@ -387,6 +387,17 @@ def test_replay_undoes_nothing_newer_in_another_partition(job: KafkaJob, kafka: 
     assert content(job) == expected | {5: ("late", "5.00")}
 
 
+def test_replay_undoes_nothing_newer_of_a_machine_whose_clock_is_behind(job: KafkaJob, kafka: Kafka) -> None:
+    """Its change is in another partition, and Kafka's timestamp of it is an hour before that of the letter."""
+    job.table = {"order_by": ["customer string"]}
+    now = int(time.time() * 1000)
+    job.produce([change("c", 1, "a", "1.00")], partition=0, timestamp=now)
+    job.produce([change("u", 1, "b")], partition=1, timestamp=now - 3_600_000)
+    job.run()
+    assert replayed(job).applied == 1
+    assert content(job) == {1: ("b", None)}
+
+
 def test_replay_undoes_no_truncate_and_repeats_none(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
     """The messages state the key. Those of a TRUNCATE have none, which doesn't mean that the table has none."""
     job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, key={"orders": []})

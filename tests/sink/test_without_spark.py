@@ -559,3 +559,39 @@ def without_java(name: str, path: Path, *run: str) -> tuple[int, list[str], str]
         check=False,
     )
     return done.returncode, done.stdout.splitlines(), done.stderr.rstrip("\n")
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        ({}, []),
+        ({"cleanSource": "OFF"}, []),
+        ({"cleanSource": "delete"}, ["nothing tells that they are gone. Leave the option out"]),
+        ({"CLEANSOURCE": "Archive", "sourceArchiveDir": "/x"}, ["Before that, move the files back"]),
+    ],
+)
+def test_files_that_spark_takes_away_are_warned_of(
+    tmp_path: Path, options: Mapping[str, str], expected: list[str]
+) -> None:
+    (tmp_path / "orders").mkdir()
+    config = Config.model_validate(
+        {
+            "sink": {"id": "shop", "checkpoint": str(tmp_path / "state")},
+            "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json", **options}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path / "warehouse")}},
+            "tables": [
+                {
+                    "source": str(tmp_path / "orders"),
+                    "target": "lake.shop.orders",
+                    "key": ["id"],
+                    "columns": {"id": "bigint"},
+                    "order_by": ["seq bigint"],
+                }
+            ],
+        }
+    )
+    lines = list(inspection.check(None, config))
+    warnings = [line for line in lines if line.startswith("WARNING: source.options.cleanSource")]
+    assert lines[-1] == "ok"
+    assert len(warnings) == len(expected)
+    assert all(text in warning for text, warning in zip(expected, warnings, strict=True))
