@@ -15,10 +15,11 @@ import logging
 import operator
 import threading
 from collections import Counter, defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import datetime
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -105,20 +106,24 @@ class Selection:
 
 class DeadLetters:
     """The dead-letter table of a run. If several targets commit at the same time, they take turns. `commits` counts
-    them.
+    them. Targets that don't commit wait for no commit.
 
     If somebody drops the table, it is created and opened again, and `opening` goes up by one. Files that were written
     for the dropped table don't belong to the new one.
+
+    :param open_: opens the table, and creates it if it is missing. Each call makes an object of its own.
     """
 
-    def __init__(self, config: Config, table: Target) -> None:
+    def __init__(self, config: Config, open_: Callable[[], Target]) -> None:
         self.opening = 0
         self.commits = 0
         self._config = config
-        self._table = table
+        self._open = open_
+        self._table = open_()
         name = config.sink.dead_letter_topic
-        self._topic = DeadLetterTopic(table.spark, config, name) if name else None
-        self._turn = threading.Lock()
+        self._topic = DeadLetterTopic(self._table.spark, config, name) if name else None
+        self._turn = threading.Lock()  # to commit; it is taken before the other lock
+        self._lock = threading.Lock()  # for `_table` and `opening`
         self._counts: defaultdict[str, Counter[str]] = defaultdict(Counter)
 
     @property
@@ -128,21 +133,21 @@ class DeadLetters:
     @property
     def spec(self) -> TableSpec:
         """What the tasks need to write to it."""
-        with self._turn:
+        with self._lock:
             if self._table.needs_credentials:
                 self._refresh()
             return self._table.spec
 
     def position(self, target: str) -> Position | None:
         """The source position up to which the table has the target's bad records."""
-        with self._turn:
-            stored = self._stored(self._prefix(target))
+        with self._lock:
+            stored = _stored(self._table, self._prefix(target))
         return stored.position if stored else None
 
     def operation(self, target: str) -> str | None:
         """The last commit of the target's bad records that is known here."""
-        with self._turn:
-            stored = self._stored(self._prefix(target))
+        with self._lock:
+            stored = _stored(self._table, self._prefix(target))
         return stored.operation if stored else None
 
     def divided(self, target: str, bad: DataFrame, spark: SparkSession) -> tuple[DataFrame, DataFrame]:
@@ -154,9 +159,10 @@ class DeadLetters:
         :param bad: changelog rows that all have `_rowdelta_bad`.
         :param spark: the session of `bad`.
         """
-        with self._turn:
+        with self._lock:
             self._refresh()
-        kept = self._table.frame(spark).where(F.col("table") == target).select(*RECORD).alias("kept")
+            letters = self._table.frame(spark)
+        kept = letters.where(F.col("table") == target).select(*RECORD).alias("kept")
         same = same_record(BAD, "kept")
         return bad.join(kept, same, "left_anti"), bad.join(kept, same, "left_semi")
 
@@ -206,21 +212,20 @@ class DeadLetters:
         """
         prefix = self._prefix(target)
         self.publish(target)  # first, since this commit overwrites the mark of records that are still unsent
-        with self._turn:
-            self._refresh()
+        with self._changing() as table:
             if self.opening != opening:
                 raise TableChangedError(f"the dead-letter table {self.name} was dropped")
-            stored = self._stored(prefix)
+            stored = _stored(table, prefix)
             if (stored.operation if stored else None) != previous:
                 raise TableChangedError(f"bad records of {target} were added to {self.name} meanwhile")
-            committer = self._table.committer(newest_if_in_doubt=True)
+            committer = table.committer(newest_if_in_doubt=True)
             committer.commit(
                 ChangeSet(
                     prefix=prefix,
                     operation=operation,
                     position=end,
                     files=files,
-                    base_snapshot=self._table.snapshot_id(),
+                    base_snapshot=table.snapshot_id(),
                     previous_operation=previous,
                     summary={SINK_ID: self._config.sink.id},
                     properties={f"{prefix}.{UNPUBLISHED}": operation} if self._topic else {},
@@ -239,14 +244,14 @@ class DeadLetters:
         :raises TemporaryError: Kafka did not accept them. The next call sends those that the topic doesn't have.
         """
         topic, prefix = self._topic, self._prefix(target)
-        with self._turn:  # another target's commit changes what the table object knows
+        with self._lock:
             if self._table.property(f"{prefix}.{UNPUBLISHED}") is None:
                 return
             self._refresh()
             operation = self._table.property(f"{prefix}.{UNPUBLISHED}")
             if operation is None:
                 return  # the table was dropped
-            stored = self._stored(prefix)
+            stored = _stored(self._table, prefix)
             snapshot = stored.snapshot_id if stored and stored.operation == operation else None
             added = None if topic is None or snapshot is None else self._table.frame_of_commit(snapshot)
         if topic is None:
@@ -265,17 +270,28 @@ class DeadLetters:
             )
         else:
             topic.send(target, operation, added)
-        with self._turn:
-            self._refresh()
-            if self._table.property(f"{prefix}.{UNPUBLISHED}") == operation:  # another run sends its own
-                self._table.set_property(f"{prefix}.{UNPUBLISHED}", None)
-                self._table.refresh()
+        with self._changing() as table:
+            if table.property(f"{prefix}.{UNPUBLISHED}") == operation:  # another run sends its own
+                table.set_property(f"{prefix}.{UNPUBLISHED}", None)
+                table.refresh()
 
-    def _stored(self, prefix: str) -> StoredPosition | None:
-        """The newest position will do if snapshots that could tell have expired, as is usual after months without a bad
-        record: before a record is left out, the table's rows are compared.
+    @contextmanager
+    def _changing(self) -> Iterator[Target]:
+        """The newest state of the table, for the caller alone to commit to: targets whose commits come in turn don't
+        refuse each other. A commit with its retries may take minutes. Meanwhile the others look at another object of
+        the table.
         """
-        return self._table.position(prefix, newest_if_in_doubt=True)
+        with self._turn:
+            with self._lock:
+                self._refresh()
+                table, self._table = self._table, self._open()
+                self.opening += self._table.table_id != table.table_id
+            try:
+                yield table
+            finally:  # also after an error, since it knows best what became of the commit
+                with self._lock:
+                    if self._table.table_id == table.table_id:
+                        self._table = table
 
     def _refresh(self) -> None:
         """Read the table's metadata again. Create the table again if it was dropped. If another driver has replaced a
@@ -285,7 +301,7 @@ class DeadLetters:
             self._table.refresh()
         except (TableGoneError, RolledBackError) as error:
             log.warning("%s It is opened again.", error)
-            self._table = _open_table(self._table.spark, self._config)
+            self._table = self._open()
             self.opening += 1
 
     def _prefix(self, target: str) -> str:
@@ -294,7 +310,14 @@ class DeadLetters:
 
 def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
     """The dead-letter table, created if it is missing."""
-    return DeadLetters(config, _open_table(spark, config))
+    return DeadLetters(config, partial(_open_table, spark, config))
+
+
+def _stored(table: Target, prefix: str) -> StoredPosition | None:
+    """The newest position will do if snapshots that could tell have expired, as is usual after months without a bad
+    record: before a record is left out, the table's rows are compared.
+    """
+    return table.position(prefix, newest_if_in_doubt=True)
 
 
 def _open_table(spark: SparkSession, config: Config) -> Target:

@@ -523,8 +523,7 @@ class Player:
         key = TableKey(self.story.key, configured=True)
         letters = None
         if any(message.lacking for message in self.messages):
-            letters_table: Any = MemoryTable(self.letters, config.dead_letter_table, clock)
-            letters = DeadLetters(config, letters_table)
+            letters = DeadLetters(config, lambda: MemoryTable(self.letters, config.dead_letter_table, clock))
         told = Told(self.store)
         sink = TableSink(config, resolved, table, plan, key, source, letters, engine, told, is_guest=is_guest)
         sink.remember_start(None)

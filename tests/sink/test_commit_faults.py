@@ -573,7 +573,7 @@ def test_dead_letters_that_the_run_does_not_know_are_not_written_again(table: Ta
 
 def dead_letters(table: Table, sink_id: str) -> DeadLetters:
     section = SimpleNamespace(id=sink_id, dead_letter_topic=None)
-    return DeadLetters(SimpleNamespace(sink=section), table.opened())  # type: ignore[arg-type]
+    return DeadLetters(SimpleNamespace(sink=section), table.opened)  # type: ignore[arg-type]
 
 
 def test_pauses_stay_numbers_however_many_failures(monkeypatch: pytest.MonkeyPatch) -> None:
