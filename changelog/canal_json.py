@@ -87,6 +87,7 @@ class CanalJson:
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
         self._images = Images(spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL")
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
         fields: Fields = {
@@ -116,7 +117,7 @@ class CanalJson:
             is_ddl, pc.invert(pc.is_in(op, value_set=pa.array([*OPERATIONS.kinds, *OPERATIONS.truncates])))
         )
         looked_at = pc.invert(other_ddl)
-        yield from OPERATIONS.rejected(found.record.filter(looked_at), op.filter(looked_at))
+        yield from OPERATIONS.rejected(found.record.filter(looked_at), op.filter(looked_at), self._spec)
         yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         altered = pc.and_(other_ddl, removes_partition(at_field(message, "sql")))
         yield from rejected(found.record, altered, BadRecord.UNSUPPORTED_EVENT, PARTITION_REMOVED)

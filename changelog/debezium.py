@@ -32,6 +32,7 @@ from changelog.changes import BadOptionError, Changes, Rejected, TableNames, Wir
 from changelog.key_values import KeyReader
 from changelog.row_images import differ, epoch, truncated
 from changelog.rows import BadRecord, RowKind
+from changelog.shown_values import shown_texts
 from changelog.source_tables import table_names
 from changelog.spec import ChangelogSpec
 from changelog.values.nested import is_list
@@ -241,7 +242,7 @@ def changes(
     if pc.any(truncates).as_py():
         order = [Wire(wire.values.filter(truncates), wire.type) for wire in events.order]
         yield truncated(spec, events.record.filter(truncates), order)
-    yield from _unknown_operations(events, pc.or_(sets, deletes))
+    yield from _unknown_operations(spec, events, pc.or_(sets, deletes))
     cells = pc.and_(pc.or_(sets, deletes), _has_cells(spec, events))
     if pc.any(cells).as_py():
         reason = f"key {', '.join(spec.key)}: an object {{value, set}}, expected a value"
@@ -506,7 +507,7 @@ def _is(op: pa.Array, *values: str) -> pa.Array:
     return pc.is_in(op, value_set=pa.array(values, pa.string()))
 
 
-def _unknown_operations(events: Events, known: pa.Array) -> Iterator[Rejected]:
+def _unknown_operations(spec: ChangelogSpec, events: Events, known: pa.Array) -> Iterator[Rejected]:
     rest = pc.and_not(pc.invert(known), _is(events.op, "m", "t"))
     if not pc.any(rest).as_py():
         return
@@ -517,7 +518,8 @@ def _unknown_operations(events: Events, known: pa.Array) -> Iterator[Rejected]:
         yield Rejected(record.filter(missing), BadRecord.UNKNOWN_OPERATION, reason)
     others = pc.invert(missing)
     if pc.any(others).as_py():
-        reasons = pc.binary_join_element_wise("op is '", op.filter(others), "'; expected one of r, c, u, d, t, m", "")
+        named = shown_texts(op.filter(others), visible=spec.show_values)
+        reasons = pc.binary_join_element_wise("op is ", named, "; expected one of r, c, u, d, t, m", "")
         yield Rejected(record.filter(others), BadRecord.UNKNOWN_OPERATION, reasons)
 
 

@@ -53,6 +53,7 @@ from changelog.rows import (
     sets_row,
     unavailable_bits,
 )
+from changelog.shown_values import shown, told
 from changelog.source_tables import Found, first_place, named, strangers, with_tombstones
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
@@ -76,7 +77,6 @@ and the record's topic or file, partition, offset and Kafka timestamp.
 """
 
 _OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
-_MAX_SHOWN = 80
 _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 
 Mask = npt.NDArray[np.bool_]
@@ -210,13 +210,16 @@ class _TaskDecoder:
             raise  # the records are right
         except Exception as error:
             if self._is_of_the_code(error):
-                what = f"{type(error).__name__}: {_shown(str(error))}"
-                raise FormatError(f"format {self._format_name} fails in its own code: {what}") from error
+                what = told(error, visible=self._spec.show_values)
+                failure = FormatError(f"format {self._format_name} fails in its own code: {what}")
+                if not self._spec.show_values:
+                    raise failure from None  # the log would have the cause, with its message
+                raise failure from error
             # The old object may have learned only half of something, so make a new one.
             self._format = formats.find(self._format_name)(self._spec)
             if raw.num_rows == 1:
                 bad = _Bad()
-                reason = f"{_DECODER_FAILED}{type(error).__name__}: {_shown(str(error))}"
+                reason = f"{_DECODER_FAILED}{told(error, visible=self._spec.show_values)}"
                 bad.add(pa.array([0], pa.int64()), BadRecord.DECODER_FAILED, reason)
                 yield from self._bad_rows(raw, bad).to_batches()
                 return
@@ -449,8 +452,8 @@ class _TaskDecoder:
             misfit = pc.and_(misfit, pa.array(applies))
         if misfit is not None and pc.any(misfit).as_py():
             assert wire is not None
-            shown = wire.values.filter(misfit)
-            bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, self._misfits(column, wire.type, shown))
+            reasons = self._misfits(column, wire.type, wire.values.filter(misfit))
+            bad.add(changes.record.filter(misfit), BadRecord.TYPE_MISMATCH, reasons)
             self._observe_width(column, wire, misfit)
         why = "null or missing"
         if column.name in self._spec.empty_is_null:
@@ -482,13 +485,13 @@ class _TaskDecoder:
         dtype = "uuid" if column.is_uuid else column.type.simpleString()
         dtype = dtype if column.width is None else f"{dtype} of {column.width} bytes"
         target = self._targets[column.name]
-        looked_into = self._evolves and is_nested(target)
+        looked_into, visible = self._evolves and is_nested(target), self._spec.show_values
 
         def misfit(value: Any) -> str:
             if field := more(value, target) if looked_into else "":
                 return f"has a field {field!r} which the table's column lacks"
-            contradiction = readings.contradiction(wire, value, column.field)
-            return contradiction or f"'{_shown(value)}' does not fit {dtype}"
+            contradiction = readings.contradiction(wire, value, column.field, visible=visible)
+            return contradiction or f"{shown(value, visible=visible)} does not fit {dtype}"
 
         return [f"column {column.name}: {misfit(value)}" for value in values.to_pylist()]
 
@@ -667,11 +670,6 @@ _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:
     return pa.RecordBatch.from_arrays([pa.array([], f.type) for f in schema], schema=schema)
-
-
-def _shown(value: Any) -> str:
-    text = value if isinstance(value, str) else str(value)
-    return text if len(text) <= _MAX_SHOWN else text[:_MAX_SHOWN] + "…"
 
 
 def with_empty_as_null(texts: pa.Array) -> pa.Array:

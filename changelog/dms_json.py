@@ -74,6 +74,7 @@ class DmsJson:
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
         self._images = Images(
             spec, _spell, missing=MISSING_ARE_NULL, log_whole_rows="Have the source database log whole rows"
         )
@@ -90,13 +91,13 @@ class DmsJson:
         metadata = at_field(found.values, "metadata")
         yield table_names(found.record, *(at_field(metadata, name) for name in ("schema-name", "table-name")))
         record_type, op = (text(at_field(metadata, name)) for name in ("record-type", "operation"))
-        yield from RECORD_TYPES.rejected(found.record, record_type)
+        yield from RECORD_TYPES.rejected(found.record, record_type, self._spec)
         truncates = pc.and_(pc.equal(record_type, "control"), pc.is_in(op, value_set=pa.array(_TRUNCATES)))
         yield from self._images.truncates(found.record, found.values, pc.fill_null(truncates, False))
         is_data = pc.is_in(record_type, value_set=pa.array(["data"]))
         found = replace(found, record=found.record.filter(is_data), values=found.values.filter(is_data))
         op = op.filter(is_data)
-        yield from OPERATIONS.rejected(found.record, op)
+        yield from OPERATIONS.rejected(found.record, op, self._spec)
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()
         message, op = found.values.filter(mask), op.filter(mask)

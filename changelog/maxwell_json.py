@@ -80,6 +80,7 @@ class MaxwellJson:
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
         self._images = Images(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
         fields: Fields = {
             "database": TEXT,
@@ -100,7 +101,7 @@ class MaxwellJson:
         message = found.values
         yield table_names(found.record, at_field(message, "database"), at_field(message, "table"))
         op = text(at_field(message, "type"))
-        yield from OPERATIONS.rejected(found.record, op)
+        yield from OPERATIONS.rejected(found.record, op, self._spec)
         yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         altered = pc.and_(
             pc.is_in(op, value_set=pa.array(["table-alter"])), removes_partition(at_field(message, "sql"))

@@ -65,6 +65,7 @@ class OggJson:
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
         self._images = Images(
             spec, spell_plain, bytes_type, log_whole_rows="Set NOCOMPRESSUPDATES in GoldenGate's extract"
         )
@@ -87,7 +88,7 @@ class OggJson:
         message = found.values
         yield table_names(found.record, at_field(message, "table"))
         op = text(at_field(message, "op_type"))
-        yield from OPERATIONS.rejected(found.record, op)
+        yield from OPERATIONS.rejected(found.record, op, self._spec)
         yield from self._images.truncates(found.record, message, OPERATIONS.truncating(op))
         kind = OPERATIONS.kind(op)
         mask = kind.is_valid()

@@ -28,6 +28,7 @@ from changelog.changes import Changes, MessageKey, Rejected, Truncates, Wire, Wi
 from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
+from changelog.shown_values import shown_texts
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
@@ -76,7 +77,7 @@ class Operations:
         places = pc.index_in(op, value_set=pa.array(list(self.kinds), pa.string()))
         return pa.array([int(kind) for kind in self.kinds.values()], pa.int8()).take(places)
 
-    def rejected(self, record: pa.Array, op: pa.Array) -> Iterator[Rejected]:
+    def rejected(self, record: pa.Array, op: pa.Array, spec: ChangelogSpec) -> Iterator[Rejected]:
         """Reject the records whose operation is unknown."""
         known = [*self.kinds, *self.ignored, *self.truncates]
         rest = pc.invert(pc.is_in(op, value_set=pa.array(known, pa.string())))
@@ -84,8 +85,8 @@ class Operations:
             return
         record, op = record.filter(rest), op.filter(rest)
         yield from rejected(record, op.is_null(), BadRecord.UNKNOWN_OPERATION, f"{self.field} is missing")
-        expected = f"; expected one of {', '.join(self.kinds)}"
-        reasons = pc.binary_join_element_wise(f"{self.field} is '", op, f"'{expected}", "")
+        named, expected = shown_texts(op, visible=spec.show_values), f"; expected one of {', '.join(self.kinds)}"
+        reasons = pc.binary_join_element_wise(f"{self.field} is ", named, expected, "")
         yield from rejected(record, op.is_valid(), BadRecord.UNKNOWN_OPERATION, reasons)
 
     def truncating(self, op: pa.Array) -> pa.Array:

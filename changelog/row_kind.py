@@ -27,6 +27,7 @@ from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
 from changelog.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.rows import BadRecord, RowKind
+from changelog.shown_values import shown_texts
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
 from changelog.values import json_candidates
@@ -112,7 +113,7 @@ class RowKindJson:
         record, rows = found.record, found.values
         op = text(_leaf(rows, self._kinds.column))
         kind = self._kinds.meant(op)
-        shown = pc.if_else(op.is_null(), "missing", pc.binary_join_element_wise("'", op, "'", ""))
+        shown = pc.fill_null(shown_texts(op, visible=self._spec.show_values), "missing")
         expected = f"; expected one of {self._kinds.expected}"
         reasons = pc.binary_join_element_wise(f"{self._kinds.column} is ", shown, expected, "")
         yield from rejected(record, kind.is_null(), BadRecord.UNKNOWN_OPERATION, reasons)

@@ -106,7 +106,7 @@ def columns_decoder(spec: ChangelogSpec) -> "Decoder":
     fields |= {name: F.col(_order_value(i)) for i, (name, _) in enumerate(spec.order_by)}
     fields |= {c.field: F.col(quoted(_UUID_TEXT + c.name if c.is_uuid else c.name)) for c in spec.columns}
     value = F.to_json(F.struct(*(column.alias(name) for name, column in fields.items())))
-    return Decoder((images, *_finish(spec, [_unknown_kind(F.col(_OP), kinds), *misfits], value)))
+    return Decoder((images, *_finish(spec, [_unknown_kind(F.col(_OP), kinds, spec), *misfits], value)))
 
 
 def _values(column: ColumnSpec) -> Column:
@@ -127,8 +127,11 @@ def _kind(op: Column, kinds: Kinds) -> Column:
     return F.coalesce(*cases)
 
 
-def _unknown_kind(op: Column, kinds: Kinds) -> Column:
-    shown = F.coalesce(F.concat(F.lit("'"), op, F.lit("'")), F.lit("missing"))
+def _unknown_kind(op: Column, kinds: Kinds, spec: ChangelogSpec) -> Column:
+    around, named = ("'", "'"), op
+    if not spec.show_values:
+        around, named = ("text of ", " characters"), F.length(op).cast("string")
+    shown = F.coalesce(F.concat(F.lit(around[0]), named, F.lit(around[1])), F.lit("missing"))
     return F.when(
         F.col(KIND).isNull(),
         _error(BadRecord.UNKNOWN_OPERATION, f"{kinds.column} is ", shown, f"; expected one of {kinds.expected}"),

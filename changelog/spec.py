@@ -60,6 +60,8 @@ class ChangelogSpec:
         no message has named a table yet: then all are.
     :param is_mixed: the topic has messages of other tables too, so a tombstone alone doesn't say of which table it is.
     :param ignores_other_tables: messages of other tables are left out. Else they are bad records.
+    :param show_values: texts for people may quote values of rows. Else they have types and lengths
+        (`changelog.shown_values`).
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.
     """
@@ -81,6 +83,7 @@ class ChangelogSpec:
     source_tables: tuple[str, ...] = ()
     is_mixed: bool = False
     ignores_other_tables: bool = False
+    show_values: bool = True
 
     @property
     def key_fields(self) -> tuple[str, ...]:

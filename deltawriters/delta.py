@@ -15,9 +15,9 @@ together, by the same comparison. So changes may arrive in any order, and the ou
 flushes.
 """
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 import numpy.typing as npt
@@ -27,6 +27,7 @@ import pyarrow.compute as pc
 from changelog.amounts import amount
 from changelog.made_up import surely_logged
 from changelog.rows import BAD, HASH, KIND, MOVED, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
+from changelog.shown_values import shown
 from deltawriters import partitioning
 from deltawriters.collapse import (
     Collapsed,
@@ -78,6 +79,7 @@ class DeltaOptions:
     :param copy_on_write: the table gets no deletes. The caller has to remove `IndexResult.old_rows` from their files.
     :param position_delete_threshold: the writer holds this many positions before it writes a file of them, if the
         format has such files.
+    :param show_values: errors and reasons may quote values of rows. Else they have types and lengths.
     """
 
     key: tuple[str, ...]
@@ -89,6 +91,7 @@ class DeltaOptions:
     flush_bytes: int = 128 * 1024 * 1024
     position_delete_threshold: int = FLUSH_THRESHOLD
     copy_on_write: bool = False
+    show_values: bool = True
 
 
 @dataclass(frozen=True)
@@ -210,9 +213,10 @@ class DeltaWriter:
         rank = order_rank([storage(column) for column in _concat(self._barrier, orders).columns])
         ties = np.flatnonzero(rank[1:] == rank[0])
         if len(ties):
+            tied = tuple(orders.slice(int(ties[0]), 1).to_pylist()[0].values())
             raise CardinalityError(
                 f"{amount(len(ties), 'change')} with the same order value as a TRUNCATE of the source, "
-                f"{tuple(orders.slice(int(ties[0]), 1).to_pylist()[0].values())}, so nothing says which of them came "
+                f"{self._named(tied)}, so nothing says which of them came "
                 "before it. Add columns to order_by that make the order unique, or set truncate: reject"
             )
         void: npt.NDArray[np.bool_] = rank[1:] < rank[0]
@@ -485,7 +489,9 @@ class DeltaWriter:
                     complete(keys[here[part]], rows)
                     done = part.stop
             except UnreadableRowsError as error:
-                letters += partials.letters(keys[here[done:]], f"and {error}", BadRecord.UNAVAILABLE_VALUE)
+                # a file's path has values, those of its partition
+                why = str(error) if self._options.show_values else "the file of the table's row can't be read"
+                letters += partials.letters(keys[here[done:]], f"and {why}", BadRecord.UNAVAILABLE_VALUE)
         return letters
 
     def _settle_moves(self, kept: list[pa.RecordBatch], index: IndexTask | None) -> Settled:
@@ -624,7 +630,7 @@ class DeltaWriter:
     def _cardinality_error(self, keys: pa.Table, orders: pa.Table, rows: Ints) -> CardinalityError:
         shown = pa.array(rows[:3])
         examples = [
-            f"{key} at order {tuple(order.values())}"
+            f"{self._named(key)} at order {self._named(tuple(order.values()))}"
             for key, order in zip(keys.take(shown).to_pylist(), orders.take(shown).to_pylist(), strict=True)
         ]
         return CardinalityError(
@@ -632,6 +638,14 @@ class DeltaWriter:
             f"{'; '.join(examples)}. In mode changelog the order must decide. Add columns to order_by that make the "
             "order unique, or use mode: upsert, which settles ties by the rows' content."
         )
+
+    def _named(self, values: Mapping[str, Any] | tuple[Any, ...]) -> str:
+        """A key or an order for people."""
+        if self._options.show_values:
+            return str(values)
+        if isinstance(values, Mapping):
+            return ", ".join(f"{name} ({shown(value, visible=False)})" for name, value in values.items())
+        return f"({', '.join(shown(value, visible=False) for value in values)})"
 
     def _first_changes(self, changes: pa.Table, keys: pa.Table, order_names: list[str]) -> pa.Table:
         """The first change of each key so far: order, kind and partition source columns, one row a key, in the order

@@ -11,6 +11,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import WireType
+from changelog.shown_values import shown
 from changelog.values import decimals, encoded, logical
 from changelog.values.arrays import only
 
@@ -84,46 +85,49 @@ def _between(millis: pa.Array, first: int, end: int) -> pa.Array:
     return pc.and_(pc.greater_equal(millis, first * 1000), pc.less(millis, end * 1000))
 
 
-def contradiction(wire: WireType, value: Any, field: str) -> str | None:
+def contradiction(wire: WireType, value: Any, field: str, *, visible: bool) -> str | None:
     """What another setting would make of a value that doesn't fit, and what to set. None if it is no better.
 
     :param field: the value's field in the messages.
+    :param visible: the text may quote the value.
     """
     if isinstance(value, str) and len(value) > _LONGEST:
         return None
     if wire.setting == DECIMALS and isinstance(value, str):
-        return _of_decimal(wire, value)
+        return _of_decimal(wire, value, visible=visible)
     if wire.setting == TIME_UNITS and isinstance(value, int) and wire.name in logical.TIMESTAMPS:
-        return _of_timestamp(wire, value, field)
+        return _of_timestamp(wire, value, field, visible=visible)
     if wire.setting == BINARIES and isinstance(value, str):
-        return _of_bytes(wire, value)
+        return _of_bytes(wire, value, shown(value, visible=visible))
     settings = sorted({child.setting for child in wire.children.values() if child.setting})
     if settings:
         repeated = " and ".join(settings)
-        return (
-            f"a part of '{str(value)[:_LONGEST]}' does not fit. Does format_options repeat the connector's {repeated}?"
-        )
+        part = shown(value, visible=visible)
+        return f"a part of {part} does not fit. Does format_options repeat the connector's {repeated}?"
     return None
 
 
-def _of_decimal(wire: WireType, text: str) -> str | None:
+def _of_decimal(wire: WireType, text: str, *, visible: bool) -> str | None:
+    named = shown(text, visible=visible)
     in_base64 = encoded.from_base64(pa.array([text])).null_count == 0 and text != ""
     is_number = decimals.number(text) is not None
     if wire.name == logical.DECIMAL and is_number:
         if in_base64 and wire.doubtful:
-            read = decimals.bytes_as_text(pa.array([text]), decimals.scale_of(wire))[0].as_py()
+            read = "another"
+            if visible:
+                read = decimals.bytes_as_text(pa.array([text]), decimals.scale_of(wire))[0].as_py()
             return (
-                f"'{text}' is a number, and base64 of {read} too. Set {DECIMALS} in format_options to what it "
+                f"{named} is a number, and base64 of {read} too. Set {DECIMALS} in format_options to what it "
                 "is in the connector: precise is the connector's default, and means base64"
             )
         if not in_base64:
-            return f"'{text}' is a number, not base64: {_set(DECIMALS, 'string')}"
+            return f"{named} is a number, not base64: {_set(DECIMALS, 'string')}"
     if wire.name != logical.DECIMAL and in_base64 and not is_number:
-        return f"'{text}' is base64, not a number: {_set(DECIMALS, 'precise')}"
+        return f"{named} is base64, not a number: {_set(DECIMALS, 'precise')}"
     return None
 
 
-def _of_timestamp(wire: WireType, number: int, field: str) -> str | None:
+def _of_timestamp(wire: WireType, number: int, field: str, *, visible: bool) -> str | None:
     own = logical.TIMESTAMPS[wire.name or ""]
     if abs(number) >= _ENDLESS:
         return None
@@ -131,6 +135,9 @@ def _of_timestamp(wire: WireType, number: int, field: str) -> str | None:
         other = _moment(number, per_second)
         if per_second == own or other is None or abs(number) < _QUARTER * per_second:
             continue
+        if not visible:
+            named = shown(number, visible=False)
+            return f"{named} is one time in {_UNITS[own]}, and another in {unit}. {_advice(per_second, field)}"
         read = _moment(number, own) or "beyond the year 9999"
         return f"{number} is {read} in {_UNITS[own]}, and {other} in {unit}. {_advice(per_second, field)}"
     return None
@@ -157,19 +164,19 @@ def _moment(number: int, per_second: int) -> str | None:
     return (_EPOCH + dt.timedelta(microseconds=micros)).isoformat()
 
 
-def _of_bytes(wire: WireType, text: str) -> str | None:
+def _of_bytes(wire: WireType, text: str, named: str) -> str | None:
     is_hex = bool(pc.all(are_hex(pa.array([text]))).as_py())
     in_base64 = encoded.from_base64(pa.array([text])).null_count == 0
     if wire.name == HEX:
-        return f"'{text}' is base64, not hexadecimal: {_set(BINARIES, 'base64')}" if in_base64 else None
+        return f"{named} is base64, not hexadecimal: {_set(BINARIES, 'base64')}" if in_base64 else None
     if is_hex and in_base64 and wire.doubtful:
         return (
-            f"'{text}' is hexadecimal, and base64 too. Set {BINARIES} in format_options to what it is in the "
+            f"{named} is hexadecimal, and base64 too. Set {BINARIES} in format_options to what it is in the "
             "connector: bytes is the connector's default, and means base64"
         )
     if is_hex:
-        return f"'{text}' is hexadecimal, not base64: {_set(BINARIES, 'hex')}"
-    return f"'{text}' is not base64: {_set(BINARIES, 'base64-url-safe')}" if set(text) & set("-_") else None
+        return f"{named} is hexadecimal, not base64: {_set(BINARIES, 'hex')}"
+    return f"{named} is not base64: {_set(BINARIES, 'base64-url-safe')}" if set(text) & set("-_") else None
 
 
 def _set(option: str, value: str) -> str:

@@ -177,6 +177,8 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
         outcome = Rounds(plan, target, source, topic, property_prefix(config), patience, limit).run()
     finally:
         source.close()
+    if not config.sink.show_values:
+        outcome.differences = [difference.without_values() for difference in outcome.differences]
     try:
         outcome.dead_letters = _dead_letters(spark, config, section)
     except (RowdeltaError, *JOB_ERRORS) as error:  # what was found out stays true

@@ -185,6 +185,7 @@ class SinkSection(Section):
     parallel_tables: Annotated[int, Field(ge=1)] | None = None
     http: Annotated[HttpSection, BeforeValidator(_http)] | None = None
     log_format: Literal["text", "json"] = "text"
+    show_values: bool = True
 
     @field_validator("id")
     @classmethod

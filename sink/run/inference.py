@@ -15,13 +15,14 @@ from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
 from changelog import formats
-from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, MessageKey, Rejected, UnavailableError
+from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, FormatError, MessageKey, Rejected, UnavailableError
 from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
 from changelog.recognition import NO_ROWS, Recognized, is_foreign, other_format, recognize
 from changelog.row_kind import Kinds
 from changelog.schema_registry import RegistryError, connect
+from changelog.shown_values import told
 from changelog.source_tables import Found, first_place, named, strangers, takes, with_tombstones
 from changelog.spec import ChangelogSpec
 from changelog.values.defaults import default_of, without_default
@@ -355,7 +356,13 @@ def raw_records(topic: str, messages: Sequence["Message"]) -> pa.Table:
 def _decoded(config: Config, records: pa.Table) -> Iterator[tuple[pa.RecordBatch, Sequence[Found]]]:
     """Batches of records, and what the format makes of them."""
     decoder = formats.find(config.source.format)(
-        ChangelogSpec((), (), options=config.source.format_options, schema_changes="evolve")
+        ChangelogSpec(
+            (),
+            (),
+            options=config.source.format_options,
+            schema_changes="evolve",
+            show_values=config.sink.show_values,
+        )
     )
     for batch in records.cast(RAW_SCHEMA).to_batches():
         try:
@@ -367,9 +374,11 @@ def _decoded(config: Config, records: pa.Table) -> Iterator[tuple[pa.RecordBatch
             for row in range(batch.num_rows):
                 with suppress(Exception):
                     found.append((batch.slice(row, 1), list(decoder.changes(batch.slice(row, 1)))))
+            if not found and not config.sink.show_values:
+                raise FormatError(f"format {config.source.format} fails: {told(error, visible=False)}") from None
             if not found:
                 raise
-            what = masked(f"{type(error).__name__}: {error}")
+            what = masked(told(error, visible=config.sink.show_values))
             log.warning("messages of the sample that can't be decoded: %d, %s", batch.num_rows - len(found), what)
             yield from found
 

@@ -18,6 +18,7 @@ from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, sized
 from changelog.decoding import ChangelogDecoder, Place, Stated, StatedKeys
+from changelog.shown_values import shown
 from changelog.source_tables import takes
 from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
@@ -1077,15 +1078,21 @@ class TableSink:
         if self.table.is_empty():
             return
         if kept:
-            log.info("%s: earlier rows have %s, as in the source", self.table.name, _shown_values(kept))
+            log.info("%s: earlier rows have %s, as in the source", self.table.name, self._named(kept))
         lost = {name: value for name, value in defaults.items() if name not in kept}
         if lost:
             log.warning(
                 "%s: rows from before have null in new columns where the source has the default (%s). Only Iceberg's "
                 "format version 3 gives earlier rows a value, and none of type decimal. Set it by hand (UPDATE %s SET "
                 "… WHERE … IS NULL), or let the connector read the source's rows again (a snapshot)",
-                *(self.table.name, _shown_values(lost), self.table.name),
+                *(self.table.name, self._named(lost), self.table.name),
             )
+
+    def _named(self, values: Mapping[str, Any]) -> str:
+        """Defaults of columns for people."""
+        is_shown = self._config.sink.show_values
+        texts = {name: json.dumps(each) if is_shown else shown(each, visible=False) for name, each in values.items()}
+        return ", ".join(f"{name} = {text}" for name, text in texts.items())
 
     def _has_kept_letters(self) -> bool:
         """Whether the dead-letter table may have bad records beyond the table's position.
@@ -1304,7 +1311,3 @@ def _rewrite_done(table: str, copied: Copied) -> RewriteDone:
         rows=copied.rows,
         bytes_written=copied.bytes_written,
     )
-
-
-def _shown_values(values: Mapping[str, Any]) -> str:
-    return ", ".join(f"{name} = {json.dumps(value)}" for name, value in values.items())

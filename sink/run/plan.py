@@ -447,6 +447,7 @@ def _changelog(
         excluded=frozenset(section.exclude),
         truncate_refused=truncate_refused(section, None),
         ignores_other_tables=section.other_tables == "ignore",
+        show_values=config.sink.show_values,
         empty_is_null=frozenset(
             name
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())

@@ -9,7 +9,7 @@ that are shown.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
@@ -17,6 +17,7 @@ from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
+from changelog import shown_values
 from sink.spark.versions import to_arrow
 from sink.verify.canonical import key_hash, misfit, row_hash, shown, value
 
@@ -86,6 +87,18 @@ class Difference:
         if self.source_rows != self.table_rows:
             return f"{self.source_rows:,} in source, {self.table_rows:,} in table"
         return "differs"
+
+    def without_values(self) -> "Difference":
+        """Lengths in place of the values' texts."""
+        return replace(
+            self,
+            key={name: _length(text) for name, text in self.key.items()},
+            columns=[ColumnDifference(c.column, _length(c.source), _length(c.table)) for c in self.columns],
+        )
+
+
+def _length(text: str | None) -> str | None:
+    return text if text is None else shown_values.shown(text, visible=False)
 
 
 def hashed(frame: DataFrame, layout: Layout, *, with_values: bool) -> DataFrame:

@@ -55,6 +55,8 @@ def test_rows_and_bad_rows(spark: SparkSession) -> None:
         "g": "missing_order: order column seq is null or missing",
     }
     assert {r[BAD]["source"] for r in found if r[BAD]} == {"file:/changes/1.parquet"}
+    (hidden,) = columns_decoder(replace(table, show_values=False))(records(spark, table, rows[3:4])).collect()
+    assert hidden[BAD]["reason"] == "row_kind is text of 1 characters; expected one of +I, -U, +U, -D"
 
 
 @pytest.mark.parametrize(

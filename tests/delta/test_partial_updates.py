@@ -101,7 +101,7 @@ def test_a_partition_s_time_without_a_zone_is_no_value(tmp_path: Path) -> None:
     file = IndexedFile(path, 0, {"at": "2026-01-01 03:04:05"})
     ((_, rows),) = table.present_rows(file, np.array([1]), ["id"])
     assert rows.to_pylist() == [{"id": 2}]
-    with pytest.raises(UnreadableRowsError, match=r"no zone \(at=2026-01-01 03:04:05\)"):
+    with pytest.raises(UnreadableRowsError, match=r"no zone \(at\)"):
         list(table.present_rows(file, np.array([1]), ["id", "at"]))
     ((_, rows),) = table.present_rows(IndexedFile(path, 0, {"at": "2026-01-01T03:04:05Z"}), np.array([1]), ["at"])
     assert rows.column("at").cast(pa.int64()).to_pylist() == [1_767_236_645_000_000]

@@ -95,11 +95,11 @@ class Table:
         self.lake = Lake(spec)
         self.runs: tuple[RunInfo, ...] = ()
 
-    def commit(self, *batches: pa.RecordBatch, flush_bytes: int = 1 << 20) -> WriteResult:
+    def commit(self, *batches: pa.RecordBatch, **options: Any) -> WriteResult:
         number = len(self.lake.snapshots) + 1
         index = IndexTask(IndexSlice(self.spec.location, (), self.runs, {}), 0, 2**64, number, f"run{number}")
         task = TaskId(0, number, "op")
-        writer = DeltaWriter(self.spec, DeltaOptions(("id",), flush_bytes=flush_bytes), task, index)
+        writer = DeltaWriter(self.spec, DeltaOptions(("id",), **({"flush_bytes": 1 << 20} | options)), task, index)
         for changes in batches:
             writer.write(changes)
         result = writer.close()
@@ -443,6 +443,8 @@ def test_a_file_that_can_t_be_read_makes_dead_letters(tmp_path: Path) -> None:
     result = table.commit(batch([partial(2, 1, note="b")]))
     (reason,) = letters(result).values()
     assert reason.startswith(f"column x: not sent, and {path} has columns that can't be read")
+    (reason,) = letters(table.commit(batch([partial(3, 1, note="b")]), show_values=False)).values()
+    assert reason == "column x: not sent, and the file of the table's row can't be read"
     assert table.rows() == {1: row(1)}
 
 

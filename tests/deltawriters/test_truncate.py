@@ -132,6 +132,8 @@ def test_an_order_value_that_a_truncate_has_too_decides_nothing(tmp_path: Path) 
         for flush_bytes in (1, 1 << 20):
             with pytest.raises(CardinalityError, match=r"same order value as a TRUNCATE of the source, \(7,\)"):
                 written(table_at(tmp_path), DeltaOptions(KEY, flush_bytes=flush_bytes), batches)
+    with pytest.raises(CardinalityError, match=r"TRUNCATE of the source, \(integer of 1 digit\), so"):
+        written(table_at(tmp_path), DeltaOptions(KEY, show_values=False), tied)
 
 
 def test_no_key_is_looked_up(tmp_path: Path) -> None:

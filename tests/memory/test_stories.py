@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 from pyspark import SparkContext
 
 from changelog.rows import BAD
-from deltawriters import DeltaWriter, delta
+from deltawriters import DeltaOptions, DeltaWriter, delta
 from deltawriters.files import Locations
 from deltawriters.resolve import NOWHERE
 from deltawriters.rewrite import TouchedFile
@@ -35,7 +35,8 @@ from sink.run.written import Uncommitted
 from sink.spark.routing import to_all
 from sink.targets.base import Committer, IndexCommit, TableChanges
 from tests.memory import engine
-from tests.memory.stories import KEYS, Operation, Process, Story, Told, played, shrunk
+from tests.memory.storage import Clock
+from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played, shrunk
 from tests.memory.table import MemoryTable
 from tests.memory.writers import MemoryTableSpec
 
@@ -397,3 +398,23 @@ def test_files_that_can_not_be_counted_are_told_as_unknown(tmp_path: Path, monke
     assert {type(event) for event in told if isinstance(event, known) and event.live is None} == set(known)
     assert any(isinstance(event, RewriteDone) and event.touched for event in told)
     assert all(event.live is None for event in told if isinstance(event, known))
+
+
+def test_the_setting_of_values_reaches_the_tasks(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    player, found = Player(Story.random(1), tmp_path), list[bool]()
+    config, resolved = player.config
+    hidden = config.sink.model_copy(update={"show_values": False})
+    player.config = config.model_copy(update={"sink": hidden}), resolved
+
+    original = DeltaWriter.__init__
+
+    def init(self: DeltaWriter, table: Any, options: DeltaOptions, *rest: Any, **more: Any) -> None:
+        found.append(options.show_values)
+        original(self, table, options, *rest, **more)
+
+    monkeypatch.setattr(DeltaWriter, "__init__", init)
+    sink = player.opened(Clock({}))
+    player.play()
+    assert not sink.plan.changelog.show_values
+    assert found
+    assert not any(found)

@@ -46,7 +46,7 @@ def present_rows(
                 if not is_clear([column], file.partition):
                     raise UnreadableRowsError(
                         f"{file.path} is in a partition whose time has no zone "
-                        f"({column.name}={file.partition[column.physical_name]}), which each reader takes for its own"
+                        f"({column.name}), which each reader takes for its own"
                     )
                 continue
             place = _place(physical, column.physical_field, by_id=by_id)

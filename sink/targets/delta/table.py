@@ -583,9 +583,9 @@ class DeltaTable(Target):
         for path, add in adds.items():
             file = IndexedFile(path, 0, dict(add["partitionValues"]))
             if not is_clear(self.spec.partitioning, add["partitionValues"]):
-                shown = {c.name: add["partitionValues"].get(c.physical_name) for c in self.spec.partitioning}
+                names = ", ".join(column.name for column in self.spec.partitioning)
                 raise TableError(
-                    f"{self.name}: a row to replace is in a partition whose time has no zone ({json.dumps(shown)}). "
+                    f"{self.name}: a row to replace is in a partition ({names}) whose time has no zone. "
                     "Each reader takes it for a time of its own zone, so deletes: copy-on-write can't tell which time "
                     "it is. Write these partitions again in Spark, with spark.sql.session.timeZone set to the zone of "
                     "their writer (UPDATE … SET column = column). Or set deletes: position, which leaves the files "
