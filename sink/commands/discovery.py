@@ -17,7 +17,7 @@ from changelog.changes import RAW_SCHEMA, BadOptionError, UnavailableError
 from changelog.recognition import Recognized, json_rows, kind_options, recognize
 from changelog.schema_registry import Registry, RegistryError
 from changelog.values.encoded import looks_like_base64
-from sink.config import Config, SourceSection
+from sink.config import Config, SinkSection, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.run.columns import column_type
@@ -297,7 +297,7 @@ def _found(
     section = SourceSection(
         type="kafka", format=what.format, format_options={**dict(what.options), **registry}, options={}
     )
-    source = Config.model_construct(source=section)
+    source = Config.model_construct(sink=SinkSection.model_construct(), source=section)
     types: Mapping[str, str] = {}
     stated: frozenset[tuple[str, ...]] = frozenset()
     tables: Mapping[str, int] = {}

@@ -8,7 +8,7 @@ import pytest
 
 from changelog import formats
 from changelog.changes import Changes, Wire
-from sink.config import Config, SourceSection
+from sink.config import Config, SinkSection, SourceSection
 from sink.run.inference import infer_fields, raw_records
 from sink.sources.kafka_client import Message
 
@@ -33,7 +33,9 @@ def test_one_message_that_the_decoder_fails_on(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     monkeypatch.setattr(formats, "find", lambda name: _Fragile)
-    config = Config.model_construct(source=SourceSection(type="kafka", format="row-kind", options={}))
+    config = Config.model_construct(
+        sink=SinkSection.model_construct(), source=SourceSection(type="kafka", format="row-kind", options={})
+    )
 
     def records(*values: bytes) -> pa.Table:
         return raw_records("t", [Message("t", 0, n, None, value) for n, value in enumerate(values)])

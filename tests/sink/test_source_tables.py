@@ -10,7 +10,7 @@ from pyspark.sql import SparkSession
 
 from sink.commands import reset
 from sink.commands.inspection import check
-from sink.config import Config, SourceSection
+from sink.config import Config, SinkSection, SourceSection
 from sink.errors import DataError
 from sink.run.inference import infer_fields, of_one_table, raw_records, source_tables
 from sink.sources.kafka_client import Message
@@ -72,7 +72,9 @@ def test_the_first_table_is_taken_and_remembered(spark: SparkSession, tmp_path: 
 
 
 def test_columns_are_those_of_one_table() -> None:
-    config = Config.model_construct(source=SourceSection(type="kafka", format="debezium-json", options={}))
+    config = Config.model_construct(
+        sink=SinkSection.model_construct(), source=SourceSection(type="kafka", format="debezium-json", options={})
+    )
     found = [message("orders", 1, "pen"), message("customers", 1, "Ada", city="Oslo"), message("orders", 2, "ink")]
     pairs = [(json.dumps(key).encode(), json.dumps(value).encode()) for key, value in found]
     records = raw_records("t", [Message("t", 0, n, key, value) for n, (key, value) in enumerate(pairs)])
@@ -83,7 +85,9 @@ def test_columns_are_those_of_one_table() -> None:
 
 def test_a_topic_that_begins_with_a_control_record_of_another_table() -> None:
     """DMS's own tables, or a DDL statement, don't decide which columns a table gets."""
-    config = Config.model_construct(source=SourceSection(type="kafka", format="dms-json", options={}))
+    config = Config.model_construct(
+        sink=SinkSection.model_construct(), source=SourceSection(type="kafka", format="dms-json", options={})
+    )
 
     def dms(table: str, row: dict[str, int] | None) -> bytes:
         kind = {"record-type": "control", "operation": "create-table"}
