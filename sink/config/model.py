@@ -774,8 +774,9 @@ class Config(Section):
 
     def _check_source_tables(self, table: TableSection, number: int) -> None:
         """:raises MisplacedError: the table picks messages by a name that they don't have."""
-        for name in ("source_tables", "other_tables"):
-            if name in table.model_fields_set and not formats.names_table(self.source.format):
+        given = {"source_tables": table.source_tables != [], "other_tables": table.other_tables != "reject"}
+        for name, is_given in given.items():
+            if is_given and not formats.names_table(self.source.format):
                 raise MisplacedError(
                     f"messages of the format {self.source.format} don't say of which table they are. Leave {name} out",
                     *("tables", number, name),

@@ -166,7 +166,7 @@ def open_table(
         wanted = wanted_columns(section, resolved.path, types)
         assert wanted is not None
         properties = dict(section.properties) | creation_properties(config)
-        if key.columns:
+        if key.messages:
             properties[property_name(config)] = key.to_json()
         is_inferred = types is not None or (key.columns and not key.configured)
         if is_inferred and not plan.changelog.source_tables and formats.names_table(config.source.format):

@@ -174,7 +174,7 @@ class Job:
         }
         if self.configure_columns:
             table["columns"] = dict(self.columns)
-        table["shared_with"] = [name for name in ("shop", "other", "flink") if name != self.sink_id]
+        table["shared_with"] = [name for name in ("shop", "other", "another", "flink") if name != self.sink_id]
         table |= self.table
         values: dict[str, Any] = {
             "sink": {"id": self.sink_id, "checkpoint": str(self.checkpoint)},

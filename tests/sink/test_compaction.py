@@ -55,7 +55,7 @@ def test_after_so_many_commits(
     job.run()
     assert compactions(job) == [EVERY, 2 * EVERY]
     assert "commits by others" not in caplog.text
-    assert ("1 compactions of its own: " in caplog.text) == (deletes == "position")
+    assert ("1 compaction of its own: " in caplog.text) == (deletes == "position")
     assert caplog.text.count(f"{job.target}: compacting after {EVERY} commits") == 2
     stays = int(deletes == "equality")  # where there are equality deletes one file stays
     assert f"{job.target}: compacted {EVERY + 1} data files into 1 and removed " in caplog.text

@@ -427,7 +427,7 @@ def test_letters_without_a_value_are_replayed(job: KafkaJob) -> None:
     job.produce([(b"k", None)])
     job.run()
     assert [letter["value"] for letter in letters(job)] == [None]
-    job.format_options = {}  # a tombstone, which is ignored
+    job.format_options = {"tombstones": "ignore"}
     assert replayed(job, config=job.config()) == Replayed(job.target(), applied=1, refused={}, ahead=0, gone=0)
     assert letters(job) == []
 

@@ -505,7 +505,7 @@ def test_a_running_job_rewrites_files(
             for number in range(1, 4):
                 assert wait_until(lambda number=number: rewrites(caplog) >= number)  # type: ignore[misc]
                 changes.write(6)
-            assert wait_until(lambda: "batch 23:" in caplog.text)
+            assert wait_until(lambda: caplog.text.count(f"{job.target} batch ") >= 24)
         finally:
             pipeline.stop()
             thread.join(60)
@@ -1269,6 +1269,7 @@ def by_default(job: Job, **of_sink: Any) -> Config:
     del values["maintenance"]
     values["tables"][0].pop("maintenance", None)
     values["sink"] |= of_sink
+    values["tables"][0]["shared_with"] = ["shop"]
     return Config.model_validate(values)
 
 
@@ -1471,7 +1472,7 @@ def test_a_running_job_compacts_a_table_with_equality_deletes(
             for number in range(1, 3):
                 assert wait_until(lambda number=number: caplog.text.count(": compacted ") >= number)  # type: ignore[misc]
                 changes.write(6)
-            assert wait_until(lambda: "batch 17:" in caplog.text)
+            assert wait_until(lambda: caplog.text.count(f"{job.target} batch ") >= 18)
         finally:
             pipeline.stop()
             thread.join(60)
