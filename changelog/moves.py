@@ -96,6 +96,10 @@ def _halves(
     here, after = order[:-1], order[1:]
     same = partition[record[here]] == partition[record[after]]
     paired = removes[here] & sets_row(kinds[after]) & same
+    # a -D and a +U are no halves of one change
+    paired &= (
+        (kinds[here] == RowKind.UPDATE_BEFORE) | (kinds[after] == RowKind.INSERT) | (record[here] == record[after])
+    )
     here, after = here[paired], after[paired]
     if len(here):
         moves = np.zeros(len(here), np.bool_)
