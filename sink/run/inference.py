@@ -115,7 +115,7 @@ class SparkSample:
     def source_tables(self) -> Mapping[str, int]:
         return self._asking_registry(lambda: source_tables(self._config, self._first))
 
-    @property
+    @cached_property
     def _taken(self) -> Sequence[str]:
         return self._table.source_tables or list(self.source_tables())[:1]
 
@@ -191,7 +191,7 @@ class PlainSample:
         parts = [part for part in self._first.values() if part.num_rows]
         return self._asked(pa.concat_tables(parts), source_tables) if parts else {}
 
-    @property
+    @cached_property
     def _taken(self) -> Sequence[str]:
         return self._table.source_tables or list(self.source_tables())[:1]
 
