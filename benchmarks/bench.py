@@ -1,11 +1,11 @@
 """`make bench`: rowdelta beside `foreachBatch` + `MERGE INTO`, on one workload, in one run and one Spark session.
 
 The sinks take turns after every few micro-batches, so that slow phases of the machine affect all of them. A
-micro-batch's seconds are its whole trigger: listing files, planning, writing, committing, and Spark's own logs. After
-each turn the table is scanned, and its totals are compared with the workload's totals. At the end, its content is
-compared by checksum. Then the table is compacted, and scans of both states take turns. In the end, it measures how the
-first load is packed: its bytes a row beside those of Spark's own writer, and what the better packing costs (`--only
-packing` does nothing else).
+micro-batch's seconds are all of it: listing files, planning, writing, committing, and Spark's own logs, which several
+micro-batches of rowdelta share where files wait. After each turn the table is scanned, and its totals are compared with
+the workload's totals. At the end, its content is compared by checksum. Then the table is compacted, and scans of both
+states take turns. In the end, it measures how the first load is packed: its bytes a row beside those of Spark's own
+writer, and what the better packing costs (`--only packing` does nothing else).
 """
 
 import argparse
@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from benchmarks import merge_baseline
 from benchmarks.effort import Effort
-from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session
+from benchmarks.streams import CATALOG, TimedPipeline, build_session
 from benchmarks.workload import (
     SPARK_TABLE_SCHEMA,
     Dataset,
@@ -71,21 +71,21 @@ class Case:
     load_seconds: float = 0.0
     last_scan: float | None = None
     compacted_scan: float | None = None
-    triggers: list[Trigger] = field(default_factory=list)
+    batch_seconds: list[float] = field(default_factory=list)
     scans: dict[int, float] = field(default_factory=dict)
     efforts: list[Effort] = field(default_factory=list)
 
     @property
     def median(self) -> float:
-        return statistics.median(trigger.seconds for trigger in self.triggers)
+        return statistics.median(self.batch_seconds)
 
     @property
     def mean(self) -> float:
-        return statistics.fmean(trigger.seconds for trigger in self.triggers)
+        return statistics.fmean(self.batch_seconds)
 
     @property
     def p95(self) -> float:
-        seconds = sorted(trigger.seconds for trigger in self.triggers)
+        seconds = sorted(self.batch_seconds)
         return seconds[min(len(seconds) - 1, round(0.95 * (len(seconds) - 1)))]
 
 
@@ -135,20 +135,20 @@ class RowdeltaCase:
 
     def load(self, dataset: Dataset) -> float:
         publish(dataset.initial, self._folder / "source")
-        (trigger,) = self._run(files_per_batch=1000)
-        return trigger.seconds
+        (seconds,) = self._run(files_per_batch=1000)
+        return seconds
 
-    def apply(self, dataset: Dataset, first: int, last: int) -> list[Trigger]:
+    def apply(self, dataset: Dataset, first: int, last: int) -> list[float]:
         for batch in range(first, last + 1):
             publish(dataset.changes[batch], self._folder / "source")
         return self._run(FILES_PER_BATCH)
 
-    def _run(self, files_per_batch: int) -> list[Trigger]:
+    def _run(self, files_per_batch: int) -> list[float]:
         config = Config.model_validate(self._settings(files_per_batch))
         session.start(config)
         pipeline = TimedPipeline(self._spark, config)
         pipeline.run()
-        return pipeline.triggers
+        return pipeline.batch_seconds
 
     def _settings(self, files_per_batch: int) -> dict[str, Any]:
         return {
@@ -216,7 +216,7 @@ class MergeCase:
             merge_baseline.create_delta_table(self._spark, self.delta_folder)
         return merge_baseline.load(self._spark, self.case.table, dataset.initial)
 
-    def apply(self, dataset: Dataset, first: int, last: int) -> list[Trigger]:
+    def apply(self, dataset: Dataset, first: int, last: int) -> list[float]:
         for batch in range(first, last + 1):
             publish(dataset.changes[batch], self._folder / "source")
         return merge_baseline.merge_available(
@@ -274,14 +274,14 @@ def run(
             if measures_memory:
                 time.sleep(IDLE_WORKERS_END)
                 with Effort(spark) as effort:
-                    triggers = sink.apply(dataset, first, last)
+                    seconds = sink.apply(dataset, first, last)
                 sink.case.efforts.append(effort)
             else:
-                triggers = sink.apply(dataset, first, last)
-            assert len(triggers) == last - first + 1, f"{sink.case.name}: {len(triggers)} micro-batches"
-            sink.case.triggers += triggers
+                seconds = sink.apply(dataset, first, last)
+            assert len(seconds) == last - first + 1, f"{sink.case.name}: {len(seconds)} micro-batches"
+            sink.case.batch_seconds += seconds
             sink.case.scans[last] = _scan(spark, sink, dataset, last)
-            median = statistics.median(trigger.seconds for trigger in triggers)
+            median = statistics.median(seconds)
             print(
                 f"  {first:2}-{last:2} {sink.case.name:45} {median:6.2f} s a batch, scan {sink.case.scans[last]:6.2f} "
                 "s",
@@ -476,7 +476,7 @@ def _report(spark: SparkSession, sinks: Sequence[RowdeltaCase | MergeCase], rows
         )
     for case in cases:
         if case.efforts:
-            seconds = sum(effort.cpu_seconds for effort in case.efforts) / len(case.triggers)
+            seconds = sum(effort.cpu_seconds for effort in case.efforts) / len(case.batch_seconds)
             python, execution, heap = (
                 max(getattr(effort, name) for effort in case.efforts) / 1e6 for name in ("python", "execution", "heap")
             )
@@ -497,7 +497,7 @@ def _report(spark: SparkSession, sinks: Sequence[RowdeltaCase | MergeCase], rows
 
 def _files_per_commit(spark: SparkSession, sink: RowdeltaCase | MergeCase) -> tuple[float, float]:
     """Mean number and bytes of files added by the commits of the micro-batches."""
-    table, commits = sink.case.table, len(sink.case.triggers)
+    table, commits = sink.case.table, len(sink.case.batch_seconds)
     if sink.delta_folder is not None:
         versions = sorted((sink.delta_folder / "_delta_log").glob("*.json"))[-commits:]
         actions = [json.loads(line) for version in versions for line in version.read_text().splitlines()]
@@ -551,8 +551,7 @@ def main() -> None:
             {
                 "name": case.name,
                 "load_rows_per_second": args.rows / case.load_seconds,
-                "batch_seconds": [trigger.seconds for trigger in case.triggers],
-                "sink_seconds": [trigger.add_batch_seconds for trigger in case.triggers],
+                "batch_seconds": case.batch_seconds,
                 "scan_seconds": case.scans,
                 "last_scan_seconds": case.last_scan,
                 "compacted_scan_seconds": case.compacted_scan,

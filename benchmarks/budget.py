@@ -106,7 +106,7 @@ class _Streamed(RowdeltaCase):
 
         pipeline = TimedPipeline(self._spark, config, hear)
         pipeline.run()
-        measured.batch_seconds = [trigger.seconds for trigger in pipeline.triggers]
+        measured.batch_seconds = pipeline.batch_seconds
         return snapshots
 
     def state(self, snapshot: int) -> DataFrame:

@@ -312,7 +312,7 @@ def end_to_end(folder: Path, values: list[bytes], batches: int, schema_changes: 
     pipeline = TimedPipeline(spark, config)
     started = perf_counter()
     pipeline.run()
-    seconds = sorted(trigger.seconds for trigger in pipeline.triggers[WARM_UP:])
+    seconds = sorted(pipeline.batch_seconds[WARM_UP:])
     print(
         f"  {schema_changes}: {batches} micro-batches in {perf_counter() - started:.1f} s: "
         f"{[round(s, 2) for s in seconds]}"

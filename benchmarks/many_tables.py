@@ -126,7 +126,7 @@ def _measure(kafka: Kafka, folder: Path, case: Case, args: argparse.Namespace) -
     pipeline = TimedPipeline(spark, config)
     opened = time.monotonic() - started
     pipeline.run()
-    first, *rest = [round(trigger.seconds * 1000) for trigger in pipeline.triggers]
+    first, *rest = [round(seconds * 1000) for seconds in pipeline.batch_seconds]
     median = statistics.median(rest or [first])
     target = TARGETS.get((case.tables, case.active), "")
     print(

@@ -24,7 +24,7 @@ from time import perf_counter
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from benchmarks.streams import Trigger, read_changes, run_available
+from benchmarks.streams import read_changes, run_available
 from benchmarks.workload import SPARK_TABLE_SCHEMA, TABLE_SCHEMA
 
 COLUMNS = TABLE_SCHEMA.names
@@ -78,7 +78,7 @@ def load(spark: SparkSession, table: str, files: Sequence[Path], columns: Sequen
 
 def merge_available(
     spark: SparkSession, table: str, source: Path, checkpoint: Path, files_per_batch: int = 2
-) -> list[Trigger]:
+) -> list[float]:
     """Merge all change files in `source` that the checkpoint doesn't know yet, `files_per_batch` at a time."""
 
     def merge(changes: DataFrame, _batch_id: int) -> None:

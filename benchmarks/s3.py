@@ -65,7 +65,7 @@ class Cost:
 
 @dataclass
 class Measured:
-    """Seconds are those of whole triggers (`triggerExecution`). `warm` has a cost for each micro-batch."""
+    """Seconds are those of whole micro-batches. `warm` has a cost for each micro-batch."""
 
     case: str
     seconds: float
@@ -187,17 +187,17 @@ def _measure(
     marks.clear()
     pipeline = TimedPipeline(spark, config)
     pipeline.run()
-    seconds = [trigger.seconds for trigger in pipeline.triggers[1:]]
+    seconds = pipeline.batch_seconds[1:]
     warm = marks.costs[1:]
     marks.last_warm = marks.requests[-1]
-    assert len(seconds) == len(warm) == args.batches, f"{len(seconds)} triggers, {len(warm)} commits"
+    assert len(seconds) == len(warm) == args.batches, f"{len(seconds)} micro-batches, {len(warm)} commits"
     changes.update(args.rows)
     _forget_index()
     marks.clear()
     pipeline = TimedPipeline(spark, config)
     marks.clear()  # what it takes to open the table is paid once in a run
     pipeline.run()
-    cold_seconds = pipeline.triggers[0].seconds
+    cold_seconds = pipeline.batch_seconds[0]
     return Measured(case, statistics.median(seconds), statistics.mean(seconds), cold_seconds, warm, marks.costs[0])
 
 

@@ -6,33 +6,22 @@ settings belong to its module.
 
 import os
 import sys
-from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
+from time import perf_counter
 
 from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql.streaming.query import StreamingQuery
 from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.workload import SPARK_CHANGE_SCHEMA
 from sink.config import Config
-from sink.run.observer import Observer, nobody
-from sink.run.pipeline import Pipeline, Run
+from sink.run.observer import BatchStarted, Committed, Event, Observer, nobody
+from sink.run.pipeline import Pipeline
 from sink.spark import session
 from sink.spark import versions as spark_versions
 
 CATALOG = "bench"
 _ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
-
-
-@dataclass(frozen=True)
-class Trigger:
-    """One micro-batch, as its query reported it."""
-
-    batch_id: int
-    seconds: float
-    """The whole trigger: listing files, planning, the sink, write-ahead and commit log (`triggerExecution`)."""
-    add_batch_seconds: float
-    """The sink's share of it (`addBatch`)."""
 
 
 def build_session(
@@ -90,41 +79,45 @@ def read_changes(
     return spark.readStream.schema(schema).option("maxFilesPerTrigger", files_per_batch).parquet(str(source))
 
 
-def run_available(writer: DataStreamWriter, checkpoint: Path) -> list[Trigger]:
-    """Run a stream over all files that are there, and return its micro-batches in order.
+def run_available(writer: DataStreamWriter, checkpoint: Path) -> list[float]:
+    """Run a stream over all files that are there, and return the seconds of its micro-batches in order: listing files,
+    planning, the sink, write-ahead and commit log (`triggerExecution`).
 
     At most 100 micro-batches (`spark.sql.streaming.numRecentProgressUpdates`) are remembered by a query.
     """
     query = writer.option("checkpointLocation", str(checkpoint)).trigger(availableNow=True).start()
     query.awaitTermination()
-    return _triggers(query)
+    batches = [progress.durationMs for progress in query.recentProgress if "addBatch" in progress.durationMs]
+    return [milliseconds["triggerExecution"] / 1000 for milliseconds in batches]
 
 
 class TimedPipeline(Pipeline):
     """A pipeline whose micro-batches can be asked for after it has run.
 
+    Spark's own micro-batch may be several here: it has all files that wait, and the sink applies them in parts. So a
+    micro-batch lasts from its beginning to the next one's, which has its planning; the last one to its last commit.
     Not by a `StreamingQueryListener`: PySpark makes Python objects of its events in thousands of calls to the JVM, with
     a third of a core's time, in which the next micro-batch runs.
     """
 
     def __init__(self, spark: SparkSession, config: Config, observer: Observer = nobody) -> None:
-        super().__init__(spark, config, observer)
-        self.triggers: list[Trigger] = []
-        """In order, of queries that have ended."""
+        self._begun: list[float] = []
+        self._working: set[str] = set()  # tables of the micro-batch in progress
+        self._committed = 0.0
 
-    def _forget(self, run: Run) -> None:
-        if run.query is not None:
-            self.triggers += _triggers(run.query)
-        super()._forget(run)
+        def hear(event: Event) -> None:
+            if isinstance(event, BatchStarted):
+                if not self._begun or event.table in self._working:
+                    self._begun.append(perf_counter())
+                    self._working.clear()
+                self._working.add(event.table)
+            elif isinstance(event, Committed):
+                self._committed = perf_counter()
+            observer(event)
 
+        super().__init__(spark, config, hear)
 
-def _triggers(query: StreamingQuery) -> list[Trigger]:
-    return [
-        Trigger(
-            batch_id=progress.batchId,
-            seconds=progress.durationMs["triggerExecution"] / 1000,
-            add_batch_seconds=progress.durationMs["addBatch"] / 1000,
-        )
-        for progress in query.recentProgress
-        if "addBatch" in progress.durationMs
-    ]
+    @property
+    def batch_seconds(self) -> list[float]:
+        """Of each micro-batch, in order. A stage that waits for the next trigger's time counts."""
+        return [end - begin for begin, end in pairwise([*self._begun, self._committed])]

@@ -20,7 +20,7 @@ from benchmarks.peers.answering import Answer, serve
 from benchmarks.peers.cases import BUCKETS, PEERS, Changelog, Peer
 from benchmarks.peers.changelogs import COLUMNS, FILES, SPARK_CHANGES, SPARK_SCHEMA
 from benchmarks.peers.writers import CORES, DATABASE, MEMORY, RefusedError, location_of
-from benchmarks.streams import CATALOG, TimedPipeline, Trigger, build_session, read_changes, run_available
+from benchmarks.streams import CATALOG, TimedPipeline, build_session, read_changes, run_available
 from benchmarks.workload import publish
 from sink.config import Config
 from sink.spark import session
@@ -33,7 +33,7 @@ class Sink(Protocol):
 
     def load(self, files: list[Path]) -> float: ...
 
-    def apply(self, batches: list[list[Path]]) -> list[Trigger]: ...
+    def apply(self, batches: list[list[Path]]) -> list[float]: ...
 
 
 class Rowdelta:
@@ -75,19 +75,19 @@ class Rowdelta:
 
     def load(self, files: list[Path]) -> float:
         publish(files, self._source)
-        return sum(trigger.seconds for trigger in self._run(_ALL))
+        return sum(self._run(_ALL))
 
-    def apply(self, batches: list[list[Path]]) -> list[Trigger]:
+    def apply(self, batches: list[list[Path]]) -> list[float]:
         for files in batches:
             publish(files, self._source)
         return self._run(FILES)
 
-    def _run(self, files: int) -> list[Trigger]:
+    def _run(self, files: int) -> list[float]:
         source = self._values["source"] | {"options": {"maxFilesPerTrigger": files}}
         config = Config.model_validate(self._values | {"source": source})
         pipeline = TimedPipeline(session.start(config), config)
         pipeline.run()
-        return pipeline.triggers
+        return pipeline.batch_seconds
 
 
 class Merge:
@@ -121,7 +121,7 @@ class Merge:
     def load(self, files: list[Path]) -> float:
         return merge_baseline.load(self._spark, self._table, files, COLUMNS)
 
-    def apply(self, batches: list[list[Path]]) -> list[Trigger]:
+    def apply(self, batches: list[list[Path]]) -> list[float]:
         source = self._work / "source"
         for files in batches:
             publish(files, source)
@@ -169,9 +169,9 @@ class Program:
 
     def apply(self, batches: list[list[str]]) -> Answer:
         assert self._sink is not None
-        triggers = self._sink.apply([[Path(file) for file in files] for files in batches])
-        assert len(triggers) == len(batches), f"{len(triggers)} micro-batches, not {len(batches)}"
-        return {"seconds": [trigger.seconds for trigger in triggers]}
+        seconds = self._sink.apply([[Path(file) for file in files] for files in batches])
+        assert len(seconds) == len(batches), f"{len(seconds)} micro-batches, not {len(batches)}"
+        return {"seconds": seconds}
 
 
 def main() -> None:

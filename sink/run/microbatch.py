@@ -1277,10 +1277,11 @@ class TableSink:
 
     def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
         index = proposal.request.index
+        part = f", first {amount(pending.batch.end['applied'], 'file')}" if pending.batch.more else ""
         log.info(
             "%s %s: %s%s | write %d ms, commit %d ms, peak %s%s",
             self.table.name,
-            "replay" if pending.batch_id is None else f"batch {pending.batch_id}",
+            "replay" if pending.batch_id is None else f"batch {pending.batch_id}{part}",
             attempt.written.shown(copies=self.plan.section.copies),
             "" if index is None or index.copied is None else f" | {index.copied.shown}",
             attempt.write_seconds * 1000,

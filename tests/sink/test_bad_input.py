@@ -474,26 +474,19 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pyte
     assert {row["region"] for row in job.rows()} == {"us"}
 
 
-def test_contradicting_changes_are_refused_in_changelog_mode(job: Job) -> None:
-    job.mode = "changelog"
-    job.write([good(1)])
-    job.write_records([{"row_kind": "+I", "seq": 9, "id": 2, "region": region} for region in ("eu", "us")])
-    with pytest.raises(
-        DataError, match=r"with the order value of another change of the same key.*'id': 2.*at order \(9,\)"
-    ) as caught:
-        job.run()
-    assert caught.value.exit_code == 3
-    assert ids(job) == [1]
-    assert job.unreferenced_files() == []
-
-
-def test_contradicting_changes_are_settled_alike_on_every_replay_in_upsert_mode(job: Job) -> None:
-    outcomes = set()
+@pytest.mark.parametrize("mode", ["changelog", "upsert"])
+def test_of_changes_with_one_order_value_the_last_of_a_file_wins(
+    job: Job, mode: Literal["changelog", "upsert"]
+) -> None:
+    job.mode = mode
+    kinds = ("+I", "+I") if mode == "upsert" else ("+I", "-U", "+U")
     for regions in (("eu", "us"), ("us", "eu")):
-        job.write_records([{"row_kind": "+U", "seq": 9, "id": 2, "region": region} for region in regions])
+        job.write_records([{"row_kind": "-D", "seq": 9, "id": 2, "region": "eu"}])
+        values = regions if mode == "upsert" else (regions[0], *regions)
+        records = zip(kinds, values, strict=True)
+        job.write_records([{"row_kind": kind, "seq": 9, "id": 2, "region": region} for kind, region in records])
         job.run()
-        outcomes |= {row["region"] for row in job.rows()}
-    assert len(outcomes) == 1
+        assert [row["region"] for row in job.rows()] == [regions[1]]
 
 
 @pytest.mark.parametrize("file_format", ["parquet", "json"])

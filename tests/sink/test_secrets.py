@@ -123,7 +123,7 @@ def configurations(folder: Path, plants: Plants, ui: int) -> dict[str, Path]:
         "spark.executorEnv.DB_PASSWORD": plants.new("executor's environment"),
     }
     of_kafka = {"type": "kafka", "format": "debezium-avro", "options": kafka, "format_options": registry}
-    topic = {"source": "orders", "target": "lake.shop.orders", **table}
+    topic = {"source": "orders", "target": "lake.shop.orders", **table, "shared_with": ["files", "no_database"]}
     sink = {"dead_letter_topic": "bad", "dead_letter_options": letters}
     index = {"properties": {"s3.secret-access-key": plants.new("S3 key of the index")}}
     files: dict[str, Any] = {
@@ -142,7 +142,7 @@ def configurations(folder: Path, plants: Plants, ui: int) -> dict[str, Path]:
     no_driver = {**no_catalog, "catalogs": {"db": {**hadoop, "type": "jdbc", "uri": database}}}
     no_driver["tables"] = [{**topic, "target": "db.shop.orders"}]
     source = {"url": f"jdbc:postgresql://127.0.0.1:{dead}/shop", "user": "ada", "password": plants.new("verify")}
-    no_database = {**files, "tables": [{**files["tables"][0], "verify": source}]}
+    no_database = {**files, "tables": [{**files["tables"][0], "verify": source, "shared_with": ["files"]}]}
     broken = f'{login} username="ada" password="{plants.new("broken JAAS")}'
     no_login = {**no_kafka, "source": {**of_kafka, "options": {**kafka, "kafka.sasl.jaas.config": broken}}}
     refused = {**files, "sink": {"trigger": "never"}, "unknown": {"password": plants.new("unknown key")}}
