@@ -475,9 +475,7 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pyte
 
 
 @pytest.mark.parametrize("mode", ["changelog", "upsert"])
-def test_of_changes_with_one_order_value_the_last_of_a_file_wins(
-    job: Job, mode: Literal["changelog", "upsert"]
-) -> None:
+def test_of_one_order_value_the_last_change_of_a_file_wins(job: Job, mode: Literal["changelog", "upsert"]) -> None:
     job.mode = mode
     kinds = ("+I", "+I") if mode == "upsert" else ("+I", "-U", "+U")
     for regions in (("eu", "us"), ("us", "eu")):
