@@ -64,6 +64,7 @@ _ARROW_TYPES = {
     "boolean": pa.bool_(),
     "int": pa.int32(),
     "bigint": pa.int64(),
+    "float": pa.float32(),
     "double": pa.float64(),
     "string": pa.string(),
     "binary": pa.binary(),
@@ -247,7 +248,9 @@ class Job:
         self.pipeline().run()
 
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
-        """The table's rows in the order of their keys, read by Iceberg."""
+        """The table's rows in the order of their keys, read by Iceberg. Readers must accept the current snapshot."""
+        if table is None:
+            check_partitions_of_deletes(self.spark, self.target)
         rows: list[dict[str, Any]] = to_arrow(self.spark.table(table or self.target)).to_pylist()
         return sorted(rows, key=lambda row: [row[name] for name in self.key])
 
@@ -339,23 +342,6 @@ class Job:
             f"SELECT referenced_data_file FROM {self.target}.delete_files WHERE lower(file_format) = 'puffin'"
         ).collect()
         assert len(vectors) == len({row[0] for row in vectors}), "two live vectors make the table unreadable"
-        self.check_partitions_of_deletes()
-
-    def check_partitions_of_deletes(self) -> None:
-        """Check that each live delete by position is of the spec and the partition of each data file from which it
-        deletes. Iceberg refuses others since https://github.com/apache/iceberg/pull/16957.
-        """
-        table = self.java_table()
-        for data, applied in planned_tasks(table):
-            spec = table.specs().get(data.specId())
-            wrapper = _jvm(self.spark).org.apache.iceberg.util.StructLikeWrapper.forType(spec.partitionType())
-            for delete in applied:
-                if str(delete.content()) != "POSITION_DELETES":
-                    continue
-                shown = f"{spec.partitionToPath(data.partition())} of {data.location()}, deletes {delete.location()}"
-                assert delete.specId() == data.specId(), shown
-                same = wrapper.copyFor(data.partition()).equals(wrapper.copyFor(delete.partition()))
-                assert same, f"{shown}: {spec.partitionToPath(delete.partition())}"
 
     def check_index(self) -> dict[tuple[Any, ...], set[tuple[int, int]]] | None:
         """Check that the live entries of the key index are the table's rows, each once.
@@ -398,7 +384,7 @@ class Job:
 
     def java_table(self) -> JavaObject:
         """Iceberg's table object, loaded now."""
-        return java_catalog(self.spark).loadTable(self._identifier())
+        return java_table(self.spark, self.target)
 
     def create_table(self, fields: Sequence[Mapping[str, Any]]) -> None:
         """Create the table beforehand through Iceberg's API, with types that Spark's SQL has no name for.
@@ -409,7 +395,7 @@ class Job:
         ids = [f["id"] for f in fields if f["name"] in self.key]
         schema = {"type": "struct", "schema-id": 0, "identifier-field-ids": ids, "fields": list(fields)}
         builder = java_catalog(self.spark).buildTable(
-            self._identifier(), iceberg.SchemaParser.fromJson(json.dumps(schema))
+            _identifier(self.spark, self.target), iceberg.SchemaParser.fromJson(json.dumps(schema))
         )
         for name, value in ({"format-version": "2"} | dict(self.properties)).items():
             builder = builder.withProperty(name, value)
@@ -425,9 +411,6 @@ class Job:
     def drop(self) -> None:
         self.spark.sql(f"DROP TABLE {self.target} PURGE")
 
-    def _identifier(self) -> JavaObject:
-        return _jvm(self.spark).org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.namespace}.orders")
-
 
 def planned_tasks(table: JavaObject) -> list[tuple[JavaObject, list[JavaObject]]]:
     """Each live data file with the delete files that apply to it, as a scan plans them."""
@@ -438,6 +421,24 @@ def planned_tasks(table: JavaObject) -> list[tuple[JavaObject, list[JavaObject]]
         found.append((task.file(), list(task.deletes())))
     planned.close()
     return found
+
+
+def check_partitions_of_deletes(spark: SparkSession, target: str) -> None:
+    """Check that each live delete by position is of the spec and the partition of each data file from which it deletes.
+    Iceberg refuses others since https://github.com/apache/iceberg/pull/16957. Reads manifests only.
+    """
+    table, wrappers = java_table(spark, target), _jvm(spark).org.apache.iceberg.util.StructLikeWrapper
+    for data, applied in planned_tasks(table):
+        deletes = [delete for delete in applied if str(delete.content()) == "POSITION_DELETES"]
+        if not deletes:
+            continue
+        spec = table.specs().get(data.specId())
+        wrapper = wrappers.forType(spec.partitionType())
+        expected, path = wrapper.copyFor(data.partition()), spec.partitionToPath(data.partition())
+        for delete in deletes:
+            shown = f"{path} of {data.location()}, deletes {delete.location()}"
+            assert delete.specId() == data.specId(), f"{shown}: spec {delete.specId()}, not {data.specId()}"
+            assert expected.equals(wrapper.copyFor(delete.partition())), f"{shown}: {delete.partition()}"
 
 
 def by_pyiceberg(job: Job) -> list[dict[str, Any]]:
@@ -506,6 +507,15 @@ def java_catalog(spark: SparkSession) -> JavaObject:
     """The session's catalog `lake` as Iceberg's Java object."""
     manager = spark._jsparkSession.sessionState().catalogManager()
     return manager.catalog(CATALOG).icebergCatalog()
+
+
+def java_table(spark: SparkSession, target: str) -> JavaObject:
+    """Iceberg's object of a table of this catalog, loaded now."""
+    return java_catalog(spark).loadTable(_identifier(spark, target))
+
+
+def _identifier(spark: SparkSession, target: str) -> JavaObject:
+    return _jvm(spark).org.apache.iceberg.catalog.TableIdentifier.parse(target.removeprefix(f"{CATALOG}."))
 
 
 def java_error(spark: SparkSession, class_name: str, message: str) -> Py4JJavaError:

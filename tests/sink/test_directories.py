@@ -21,7 +21,7 @@ from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
-from tests.sink.harness import java_catalog
+from tests.sink.harness import java_table
 from tests.stack.process import wait_until
 
 pytestmark = pytest.mark.spark
@@ -82,9 +82,7 @@ class Directories:
         return sorted(row.id for row in self.spark.table(self.target(table)).collect())
 
     def rollback_to_first(self, table: str) -> None:
-        java = java_catalog(self.spark).loadTable(
-            self.spark._jvm.org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.name}.{table}")  # type: ignore[union-attr]
-        )
+        java = java_table(self.spark, self.target(table))
         first = java.currentSnapshot()
         while first.parentId() is not None:
             first = java.snapshot(first.parentId())

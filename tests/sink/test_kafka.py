@@ -30,7 +30,7 @@ from sink.sources.kafka import KafkaSource
 from sink.sources.source import Behind
 from sink.spark.versions import to_arrow
 from tests.changelog.messages import sample
-from tests.sink.harness import before_commit, java_catalog, seen
+from tests.sink.harness import before_commit, check_partitions_of_deletes, java_table, seen
 from tests.stack.kafka import Kafka
 from tests.stack.process import free_ports, wait_until
 
@@ -121,6 +121,7 @@ class KafkaJob:
         assert producer.flush(60) == 0
 
     def rows(self, table: str = "orders") -> list[dict[str, Any]]:
+        check_partitions_of_deletes(self.spark, self.target(table))
         rows: list[dict[str, Any]] = to_arrow(self.spark.table(self.target(table))).to_pylist()
         return sorted(rows, key=repr)
 
@@ -136,11 +137,7 @@ class KafkaJob:
 
     def identifiers(self, table: str = "orders") -> set[str]:
         """The identifier fields, by Iceberg."""
-        catalog = java_catalog(self.spark)
-        jvm = self.spark.sparkContext._jvm
-        assert jvm is not None
-        identifier = jvm.org.apache.iceberg.catalog.TableIdentifier.parse(f"{self.name}.{table}")
-        return set(catalog.loadTable(identifier).schema().identifierFieldNames())
+        return set(java_table(self.spark, self.target(table)).schema().identifierFieldNames())
 
 
 def _bytes(value: Any) -> bytes | None:
