@@ -46,7 +46,8 @@ def written_deletes(
     except LostVectorError as error:
         raise TableError(
             f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "
-            "Nothing was applied. Restore the file, or take the table back to a version that doesn't need it (RESTORE)."
+            "Nothing was applied. A file that is lost or damaged: restore it, or take the table back to a version that "
+            "doesn't need it (RESTORE)."
         ) from error
     files, vectors, size = list[str](), dict[str, Mapping[str, Any] | None](), 0
     for file in changed:

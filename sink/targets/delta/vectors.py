@@ -70,7 +70,8 @@ def vector_file(location: str, descriptor: Descriptor) -> str | None:
         return unquote(place)
     if kind != "u":
         raise ValueError(
-            f"the table at {location} has a deletion vector of storage type {kind!r}. Known are i, p and u."
+            f"the table at {location} has a deletion vector of storage type {kind!r}, and known are i, p and u. Have a "
+            "writer that knows it write these files anew (REORG TABLE … APPLY (PURGE))"
         )
     prefix, encoded = place[:-_UUID_LENGTH], place[-_UUID_LENGTH:]
     return _file(location, prefix, UUID(bytes=decode_z85(encoded, 16)))
