@@ -91,21 +91,22 @@ def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedT
 
 def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> list[ResolvedTable]:
     """Give an error to all sources with the same target. A table has one position, so two sources can't share it, and
-    nothing says which of them is right.
+    nothing says which of them is right. Upper and lower case count as the same: to many catalogs they are.
     """
     sources: dict[str, list[str]] = {}
     for table in resolved:
         if table.error is None:
-            sources.setdefault(table.section.target, []).append(table.section.source)
+            sources.setdefault(table.section.target.lower(), []).append(table.section.source)
 
     def checked(table: ResolvedTable) -> ResolvedTable:
         section = table.section
         if table.error is not None:
             return table
-        if section.target == dead_letters:
+        shared = sources[section.target.lower()]
+        if section.target.lower() == dead_letters.lower():
             reason = f"{section.source} -> {section.target} is the dead-letter table"
-        elif len(sources[section.target]) > 1:
-            reason = f"{' and '.join(sources[section.target][:3])} would share the table {section.target}"
+        elif len(shared) > 1:
+            reason = f"{' and '.join(shared[:3])} would share the table {section.target}"
         else:
             return table
         return replace(table, error=ConfigError(f"{table.path}: {reason}. Correct source or target."))

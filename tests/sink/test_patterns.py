@@ -86,6 +86,22 @@ def test_sources_that_would_share_a_table_are_refused_all_of_them() -> None:
     assert "lake.shop.dead_letters is the dead-letter table" in found["shop.public.dead_letters"]
 
 
+@pytest.mark.parametrize("source_type", ["kafka", "files"])
+def test_targets_that_differ_in_upper_and_lower_case_only_are_one_table(source_type: str) -> None:
+    """To Hive, Glue and others."""
+    folder, source = ("/cdc/", {"type": "files", "format": "row-kind"}) if source_type == "files" else ("", None)
+    entries = [
+        {"source": f"{folder}(.*)", "target": "lake.shop.$1", "order_by": ["n"]},
+        {"source": f"{folder}plain", "target": "lake.Shop.items", "order_by": ["n"]},
+    ]
+    names = [f"{folder}{name}" for name in ("Orders", "orders", "ITEMS", "Dead_Letters", "other")]
+    found = {table.section.source: table.error for table in resolve_tables(config(entries, source), names)}
+    assert [name for name, error in found.items() if error is None] == [f"{folder}other"]
+    assert f"{folder}Orders and {folder}orders would share the table lake.shop." in str(found[f"{folder}orders"])
+    assert f"{folder}ITEMS and {folder}plain would share" in str(found[f"{folder}plain"])
+    assert "is the dead-letter table" in str(found[f"{folder}Dead_Letters"])
+
+
 def test_an_empty_group_is_refused() -> None:
     found = targets([{"source": r"shop\.(\w*)(\.x)?", "target": "lake.shop.$1"}], ["shop.", "shop.a"])
     assert found["shop.a"] == "lake.shop.a"
