@@ -7,6 +7,8 @@ import re
 from pathlib import Path
 from typing import Literal
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.accumulators import _accumulatorRegistry
 from pyspark.sql import SparkSession
@@ -224,3 +226,59 @@ def test_rows_of_one_order_value_are_applied_as_they_are_in_files(
     put("1", ("+I", 1, "a"), ("-D", 1, "a"), ("+I", 1, "b"), ("+I", 3, "a"))
     job.run()
     assert job.rows() == [{"id": 1, "region": "c"}, {"id": 3, "region": "b"}]
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("file_format", ["json", "parquet"])
+def test_rows_of_one_order_value_that_several_tasks_read(
+    spark: SparkSession, tmp_path: Path, file_format: Literal["json", "parquet"]
+) -> None:
+    """Each part of a large file is read by another task."""
+    # with the last option, no task reads Parquet files whole
+    options = {"path_format": file_format, "maxFilesPerTrigger": "100", "mergeSchema": "false"}
+    job = Job(spark, tmp_path, file_format=file_format, mode="changelog", key=("id",))
+    job.sections = {"source": {"options": options}}
+    between = [("+I", key, "x" * 20) for key in range(100, 400)]
+    changes = [
+        *[("+I", 1, "a"), ("+I", 2, "a")],
+        *between[:100],
+        ("-D", 1, "a"),
+        *between[100:200],
+        *[("+I", 1, "b"), ("-U", 1, "b")],
+        *between[200:],
+        *[("-D", 2, "a"), ("+U", 1, "c")],
+    ]
+    records = [{"row_kind": kind, "seq": 1, "id": key, "region": text} for kind, key, text in changes]
+    if file_format == "json":
+        path = job.write_records(records)
+    else:
+        path = job._hidden_file()
+        pq.write_table(pa.Table.from_pylist(records), path, row_group_size=20, use_dictionary=False)
+        path = job._publish(path)
+    job.write_records([{"row_kind": "+I", "seq": 1, "id": 2, "region": "b"}])
+    size = "spark.sql.files.maxPartitionBytes"
+    spark.conf.set(size, "2k")
+    try:
+        tasks = spark.read.format("text" if file_format == "json" else "parquet").load(str(path)).rdd.getNumPartitions()
+        assert tasks > 5
+        job.run()
+    finally:
+        spark.conf.unset(size)
+    assert [row["region"] for row in job.rows()[:2]] == ["c", "b"]
+    assert len(job.rows()) == 2 + len(between)
+
+
+@pytest.mark.spark
+def test_the_order_of_files_when_their_bytes_end_a_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
+    """First the modification times count, then the paths, as with `maxFilesPerTrigger`."""
+    job = Job(spark, tmp_path, file_format="json")
+    times = {"5": 1, "9": 1, "1": 2, "2": 2, "3": 2, "4": 3, "0": 4}
+    size = 0
+    for name in ("3", "0", "9", "2", "5", "4", "1"):
+        put = job.write_records([{"row_kind": "+U", "seq": 1, "id": 1, "region": name}])
+        size = put.stat().st_size
+        os.utime(put.rename(put.with_name(f"{name}.json")), (CREATED_LONG_AGO, CREATED_LONG_AGO + times[name]))
+    job.sections = {"source": {"options": {"path_format": "json", "maxBytesPerTrigger": str(2 * size + 1)}}}
+    job.run()
+    shown = [job.rows(f"{job.target}.snapshot_id_{each['snapshot_id']}") for each in job.snapshots()]
+    assert [row["region"] for rows in shown for row in rows] == ["9", "2", "4", "0"]
