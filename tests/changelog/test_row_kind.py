@@ -11,9 +11,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from changelog.decoding import ChangelogDecoder
+from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
+from changelog.rows import BAD, BadRecord, order_column
 from tests.changelog import fuzz
-from tests.changelog.messages import Decoded, decode, messages, raw_records, spec
+from tests.changelog.messages import Decoded, Message, decode, messages, raw_records, spec
 
 COLUMNS = {"id": "bigint", "v": "string"}
 
@@ -141,6 +142,17 @@ def test_order_columns() -> None:
     assert [d.error for d in decoded(values, order_by=order) if d.bad] == [
         "missing_order: order column meta.at is null or missing",
         "missing_order: order column seq does not fit bigint",
+    ]
+
+
+def test_an_offset_whose_place_would_wrap() -> None:
+    """A wrapped one would be older than all others."""
+    beyond = 2**63 // CHANGES_PER_RECORD
+    values = [Message(change("+I", id=1, v="a"), beyond - 1), Message(change("-D", id=1, v="a"), beyond)]
+    good, bad = ChangelogDecoder("row-kind", spec(COLUMNS))([raw_records(values)])
+    assert good.column(order_column(1)).to_pylist() == [2**63 - CHANGES_PER_RECORD + 1]
+    assert [(each["offset"], each["error_class"]) for each in bad.column(BAD).to_pylist()] == [
+        (beyond, BadRecord.DECODER_FAILED)
     ]
 
 

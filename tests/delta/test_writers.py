@@ -492,7 +492,7 @@ def test_z85() -> None:
     )
     assert vector_file("s3://t", {"storageType": "p", "pathOrInlineDv": "s3://o/a%20b.bin"}) == "s3://o/a b.bin"
     assert vector_file("s3://t", inline) is None
-    with pytest.raises(ValueError, match="storage type 'r', and known are i, p and u.*REORG TABLE"):
+    with pytest.raises(ValueError, match=r"storage type 'r', and known are i, p and u.*REORG TABLE"):
         vector_file("s3://t", {"storageType": "r", "pathOrInlineDv": "ab/vectors.bin"})
     for wrong in ("HelloWorl", "HelloWorl\x00", "HelloWorlé", "#####"):
         with pytest.raises(ValueError, match="no Z85"):

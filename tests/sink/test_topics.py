@@ -5,11 +5,13 @@
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 from unittest.mock import Mock
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
@@ -120,16 +122,38 @@ def test_check_of_a_new_topic_of_a_pattern() -> None:
     ]
 
 
-def test_a_topic_that_is_created_again_while_the_sink_runs(monkeypatch: pytest.MonkeyPatch) -> None:
-    config = Config.model_validate(
+def config_of(sink_id: str = "shop", checkpoint: str = "state") -> Config:
+    return Config.model_validate(
         {
-            "sink": {"id": "shop", "checkpoint": "state"},
+            "sink": {"id": sink_id, "checkpoint": checkpoint},
             "source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "nowhere"}},
             "catalogs": {"lake": {"type": "hadoop", "warehouse": "warehouse"}},
             "tables": [TABLE.model_dump(exclude_unset=True)],
         }
     )
-    source, ids = KafkaSource(Mock(), config), {"t": "second"}
+
+
+@pytest.mark.spark
+def test_sinks_of_one_checkpoint_leave_each_other_theirs(spark: SparkSession, tmp_path: Path) -> None:
+    def started(sink_id: str) -> Path:
+        """The checkpoint of a run that has begun."""
+        source = KafkaSource(spark, config_of(sink_id, str(tmp_path)))
+        source._starts = {"t": {"0": 0}}
+        (stream,) = source.streams([TABLE])
+        folder = Path(stream.checkpoint)
+        (folder / "offsets").mkdir(parents=True)
+        return folder
+
+    first, other = started("shop"), started("sales")
+    assert first.exists()
+    again = started("shop")
+    assert not first.exists()
+    assert other.exists()
+    assert again.exists()
+
+
+def test_a_topic_that_is_created_again_while_the_sink_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    source, ids = KafkaSource(Mock(), config_of()), {"t": "second"}
     monkeypatch.setattr(source, "_admin", lambda: nullcontext(SimpleNamespace(ids=lambda _: dict(ids))))
     source._ids = {"t": "first"}
     source._check_id(TABLE, {"0": 3})  # it asks once per interval only
