@@ -40,10 +40,8 @@ from changelog.rows import (
     BAD,
     BAD_FIELDS,
     EMPTY_PARTITION,
-    FILE,
     KIND,
     MOVED,
-    ROW,
     SNAPSHOT,
     TRUNCATE,
     UNAVAILABLE,
@@ -54,7 +52,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.shown_values import shown, told
-from changelog.source_tables import Found, first_place, named, strangers, with_tombstones
+from changelog.source_tables import Found, first_place, named, place_columns, strangers, with_tombstones
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
@@ -97,7 +95,7 @@ def observed_type(wire: WireType) -> str:
 
 
 Place = tuple[int, int]
-"""Partition and offset of a record. Both are -1 for records of files."""
+"""Partition and offset of a record, or file and row."""
 Stated = Mapping[tuple[str, ...] | str, Place]
 """What messages state of their table, with the place of the first record that states it: the names of the key's fields
 (`MessageKey.fields`), as a tuple, or the name of the source's table (`TableNames`), as a text.
@@ -390,7 +388,7 @@ class _TaskDecoder:
         for i, ((name, _), wire) in enumerate(zip(spec.order_by, order, strict=True)):
             columns[order_column(i)] = self._order_value(i, name, wire, record, bad)
         if spec.source_order:
-            group, number = (FILE, ROW) if ROW in raw.schema.names else ("partition", "offset")
+            group, number = place_columns(raw)
             # an offset from 2^47 on makes its record a bad one
             first = pc.multiply_checked(raw.column(number).take(record), CHANGES_PER_RECORD)
             columns[order_column(len(spec.order_by))] = raw.column(group).take(record)

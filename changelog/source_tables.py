@@ -15,6 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import Changes, MessageKey, Rejected, TableNames
+from changelog.rows import FILE, ROW
 
 Rows = npt.NDArray[np.int64]
 Found = Changes | Rejected | MessageKey | TableNames
@@ -72,12 +73,17 @@ def _by_name(found: Sequence[Found]) -> dict[str, Rows]:
     return by_name
 
 
+def place_columns(records: pa.RecordBatch) -> tuple[str, str]:
+    """The columns of raw records that say where each one is in the source."""
+    return (FILE, ROW) if ROW in records.schema.names else ("partition", "offset")
+
+
 def first_place(records: pa.RecordBatch, rows: Rows) -> tuple[int, int]:
-    """Partition and offset of the first of some records, in the lowest partition. A batch may have several, in any
-    order.
+    """Partition and offset of the first of some records, in the lowest partition; or file and row, in the first file. A
+    batch may have several, in any order.
     """
     partition, offset = (
-        pc.fill_null(records.column(name).take(pa.array(rows)), -1).to_numpy() for name in ("partition", "offset")
+        pc.fill_null(records.column(name).take(pa.array(rows)), -1).to_numpy() for name in place_columns(records)
     )
     first = np.lexsort([offset, partition])[0]
     return int(partition[first]), int(offset[first])

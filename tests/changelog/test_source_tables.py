@@ -4,10 +4,11 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+import pyarrow as pa
 import pytest
 
 from changelog.decoding import ChangelogDecoder, Stated
-from changelog.rows import BadRecord
+from changelog.rows import FILE, ROW, BadRecord
 from changelog.source_tables import takes
 from tests.changelog import avro_messages
 from tests.changelog.messages import Decoded, Message, decode, raw_records, spec
@@ -162,6 +163,16 @@ def test_the_first_place_is_in_the_lowest_partition() -> None:
     list(ChangelogDecoder("debezium-json", spec(COLUMNS), observe_stated=stated.append)([raw_records(records)]))
     names = {fact: place for fact, place in stated[0].items() if isinstance(fact, str)}
     assert names == {"shop.orders": (0, 4), "shop.customers": (0, 5)}
+
+
+def test_the_first_place_in_files_whatever_task_ends_first() -> None:
+    stated: list[Stated] = []
+    decoder = ChangelogDecoder("canal-json", spec(COLUMNS), observe_stated=stated.append)
+    for file, row, table in ((1, 0, "b"), (0, 700, "c"), (0, 40, "a"), (2, 0, "d")):
+        records = raw_records([Message(canal(table, "insert", {"id": 1, "name": "x"}), -1)])
+        list(decoder([records.append_column(FILE, pa.array([file])).append_column(ROW, pa.array([row]))]))
+    places = {name: place for each in stated for name, place in each.items() if isinstance(name, str)}
+    assert sorted(places, key=lambda name: places[name]) == ["shop.a", "shop.c", "shop.b", "shop.d"]
 
 
 def test_tombstones_of_other_tables_remove_nothing() -> None:
