@@ -2,17 +2,19 @@
 
 `histories` are random changes of a table, which a format's test encodes as its tool does; `assert_decoded` says what
 must come out. `damaged` messages are ones that no tool sends; `assert_accounted` says that each ends as a change or a
-bad record, and none is lost.
+bad record, and none is lost. `ROWDELTA_FUZZ=100` makes the tests of damage a hundred times longer.
 """
 
 import datetime as dt
 import json
+import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from decimal import Decimal
-from typing import Any
+from typing import Any, Literal
 
 import pyarrow as pa
+from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 
 from changelog import formats
@@ -158,6 +160,21 @@ def text(value: Any) -> bytes:
 
 # Damage.
 
+
+def much(examples: int) -> settings:
+    """Settings of a test of damaged messages."""
+    times = int(os.environ.get("ROWDELTA_FUZZ", "1"))
+    slow = [HealthCheck.too_slow, HealthCheck.data_too_large]
+    return settings(deadline=None, max_examples=examples * times, suppress_health_check=slow)
+
+
+Message = tuple[bytes | None, bytes | None]
+"""A record's key and value."""
+
+_TABLE_FIELDS = {"database", "db", "schema", "schema-name", "table", "table-name"}
+_NAMES: st.SearchStrategy[Any] = st.sampled_from(
+    [None, "other", "things", "THINGS", "shop.orders", "*", "", ".", "\u00e4", 7, {}, [], False]
+)
 _NUMBERS = st.sampled_from([0, -1, 2**31, 2**63, 2**64, 10**400, 1e300, -0.0, 1.5, float("nan"), float("inf")])
 _SCALARS = (
     st.none() | st.booleans() | _NUMBERS | _TEXT | st.sampled_from(["1", "", "\ud800", "2026-01-02", "0000-00-00"])
@@ -189,6 +206,16 @@ def _removed(document: Any, place: tuple[Any, ...]) -> Any:
     else:
         del copy[place[0]]
     return copy
+
+
+@st.composite
+def _of_another_table(draw: st.DrawFn, examples: Sequence[Any]) -> bytes:
+    document = draw(st.sampled_from(examples))
+    places = [place for place in _places(document) if place and place[-1] in _TABLE_FIELDS]
+    for place in places:
+        if draw(st.booleans()):
+            document = _replaced(document, place, draw(_NAMES))
+    return text(document)
 
 
 def _dumped(value: Any) -> bytes:
@@ -241,22 +268,49 @@ _SPECIAL = [
 ]
 
 
-def damaged(examples: Sequence[Any]) -> st.SearchStrategy[list[bytes | None]]:
-    """Batches of whole, changed, cut and random messages; None is a tombstone."""
+KEYS_OF_NO_ROW = (None, b'{"id":null}', b'{"name":"a"}')
+"""They have no value of the table's key column, so a tombstone of an event stream says nothing of a row."""
+
+_KEYS = st.sampled_from(
+    [
+        *KEYS_OF_NO_ROW,
+        b'{"id":1}',
+        b'{"id":"x"}',
+        b'{"schema":{"type":"struct","fields":[{"type":"int64","field":"id"}]},"payload":{"id":1}}',
+        b'{"schema":{"type":"int64"},"payload":1}',
+        NOTHING,
+        b"1",
+        b'"1"',
+        b"x",
+        b"",
+        b"null",
+        b"[1]",
+        b"Struct{id=1}",
+        b"Struct{id=1,region=eu}",
+        b"Struct{",
+        b"\xff\x00",
+        b"\0\0\0\0\1\2",
+        b"99999999999999999999",
+    ]
+)
+
+
+def damaged(examples: Sequence[Any]) -> st.SearchStrategy[list[Message]]:
+    """Batches of whole, changed, cut and random messages, of other tables too; a value of None is a tombstone."""
     good = st.sampled_from([text(example) for example in examples])
     any_one: st.SearchStrategy[bytes | None] = st.one_of(
         good,
         good,
         _mutated(examples),
         _mutated(examples),
-        _mutated(examples),
+        _of_another_table(examples),
         _truncated(examples),
         _flipped(examples),
         st.binary(max_size=20),
         st.sampled_from(_SPECIAL),
         st.none(),
     )
-    return st.lists(any_one, min_size=1, max_size=24)
+    return st.lists(st.tuples(_KEYS, any_one), min_size=1, max_size=24)
 
 
 _CLASSES = {TRUNCATE} | {value for name, value in vars(BadRecord).items() if name.isupper()}
@@ -264,34 +318,60 @@ _CLASSES = {TRUNCATE} | {value for name, value in vars(BadRecord).items() if nam
 
 def assert_accounted(
     name: str,
-    values: Sequence[bytes | None],
+    messages: Sequence[Message],
     table: ChangelogSpec,
     is_ignored: Callable[[Any], bool],
     *,
-    ignores_tombstones: bool = True,
+    tombstones: Literal["ignored", "keyed", "all"] = "ignored",
     parse: Callable[[bytes], Any] = json.loads,
+    table_of: Callable[[Any], str | None] = lambda value: None,
 ) -> None:
-    """Each value ends as changes or as a bad record with this value, and the same happens if it is alone.
+    """Each message ends as changes or as a bad record with its value, and the same happens if it is alone.
 
     :param is_ignored: whether a message that can be parsed should leave no trace.
+    :param tombstones: which of them delete the rows of their keys, unless they come right after another delete.
+    :param table_of: the table that a message names.
     """
-    together = _by_offset(decode(name, records(values), table))
-    for offset, value in enumerate(values):
-        found = together.get(offset, [])
+    together = _by_offset(decode(name, _keyed(messages), table))
+    for offset, message in enumerate(messages):
+        found, value = together.get(offset, []), message[1]
         bad = [d for d in found if d.bad]
-        if value is None:
-            assert bool(found) != ignores_tombstones
+        is_tombstone = value is None or (value == NOTHING and tombstones != "ignored")
+        says_nothing = message[0] in KEYS_OF_NO_ROW or bool(table.source_tables)  # a topic of several tables
+        if is_tombstone and tombstones == "ignored":
+            assert not found
+        elif is_tombstone and tombstones == "keyed" and says_nothing:
+            assert not [d.kind for d in found if d.kind != "-D"]
+        elif is_tombstone:
+            before = together.get(offset - 1, [])
+            follows = [d.kind for d in before if not d.bad] == ["-D"] and messages[offset - 1][0] == message[0]
+            assert found or follows, message
         elif not found:
-            assert is_ignored(parse(value)), value
-        elif bad:
+            assert is_ignored(parse(value)), value  # type: ignore[arg-type]
+        if bad:
             assert len(found) == 1
             assert bad[0].bad is not None
             assert bad[0].bad["value"] == value
             assert bad[0].bad["error_class"] in _CLASSES
             assert bad[0].bad["reason"]
-        if value is not None:
-            alone = decode(name, records([value]), table)
+        elif found and value is not None and not is_tombstone and table.source_tables:
+            assert table_of(parse(value)) in (None, *table.source_tables), value
+        if not is_tombstone:
+            alone = decode(name, _keyed([message]), table)
             assert [_outcome(d) for d in alone] == [_outcome(d) for d in found], value
+
+
+def table_of(parent: Any, *fields: str) -> str | None:
+    """The name that a part of a message gives its table: its fields, the table's own last, joined by dots."""
+    parts = [parent.get(field) for field in fields] if isinstance(parent, dict) else [None]
+    texts = [part if isinstance(part, str) else "" for part in parts]
+    return ".".join(filter(None, texts)) if texts[-1] else None
+
+
+def _keyed(messages: Sequence[Message]) -> pa.RecordBatch:
+    keys = pa.array([key for key, _ in messages], RAW_SCHEMA.field("key").type)
+    without = records([value for _, value in messages])
+    return without.set_column(RAW_SCHEMA.get_field_index("key"), RAW_SCHEMA.field("key"), keys)
 
 
 def _by_offset(found: Sequence[Decoded]) -> dict[int, list[Decoded]]:

@@ -301,20 +301,23 @@ def test_an_update_of_rows_of_which_one_did_not_change() -> None:
     update = message("UPDATE", [{"id": "1"}, {"id": "2"}], [None, {"region": None}])
     fuzz.assert_accounted(
         "canal-json",
-        [json.dumps(each).encode() for each in (message("DELETE", [{"id": "1"}]) | {"database": []}, update)],
+        [(None, json.dumps(each).encode()) for each in (message("DELETE", [{"id": "1"}]) | {"database": []}, update)],
         fuzz.table(trust_before=True, schema_changes="evolve"),
         is_ignored,
     )
 
 
-@settings(deadline=None, max_examples=100)
-@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
-def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
+@fuzz.much(100)
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]), st.sampled_from([(), ("depot.things",)]))
+def test_nothing_is_lost(messages: list[fuzz.Message], schema_changes: str, source_tables: tuple[str, ...]) -> None:
+    table = fuzz.table(trust_before=True, schema_changes=schema_changes, source_tables=source_tables)
     fuzz.assert_accounted(
-        "canal-json", values, fuzz.table(trust_before=True, schema_changes=schema_changes), is_ignored
+        "canal-json", messages, table, is_ignored, table_of=lambda value: fuzz.table_of(value, "database", "table")
     )
 
 
 def test_the_check_for_losses_can_fail() -> None:
     with pytest.raises(AssertionError):
-        fuzz.assert_accounted("canal-json", [json.dumps(DAMAGED[3]).encode()], fuzz.table(), lambda value: False)
+        fuzz.assert_accounted(
+            "canal-json", [(None, json.dumps(DAMAGED[3]).encode())], fuzz.table(), lambda value: False
+        )

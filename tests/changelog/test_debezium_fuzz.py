@@ -4,7 +4,7 @@ neighbours are.
 
 import json
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 import pyarrow as pa
@@ -31,6 +31,7 @@ ROW = {
     "data": "AQI=",
 }
 SOURCE = {"version": "3.4.0", "name": "shop", "ts_ms": 1767323045000, "lsn": 24023128}
+SOURCE |= {"db": "shop", "schema": "public", "table": "orders"}
 
 _CONNECT: dict[str, dict[str, Any]] = {
     "id": {"type": "int64"},
@@ -78,17 +79,27 @@ def is_ignored(value: Any) -> bool:
     return payload is None or (isinstance(payload, dict) and payload.get("op") == "m")
 
 
+def table_of(value: Any) -> str | None:
+    """Of flattened rows too, which may say where they come from."""
+    payload = value.get("payload", value)
+    source = payload.get("source") or {name: payload.get(f"__source_{name}") for name in ("db", "schema", "table")}
+    return fuzz.table_of(source, "db", "schema", "table")
+
+
 @pytest.mark.parametrize("spelling", SPELLINGS)
 @pytest.mark.parametrize("schema_changes", ["ignore", "evolve"])
 def test_nothing_is_lost(spelling: str, schema_changes: str) -> None:
     flattened = spelling.startswith("flattened")
     options = {"flattened": "true"} if flattened else {}
-    table = fuzz.table(trust_before=True, schema_changes=schema_changes, options=options, metadata=("_op", "_ts"))
+    asked: Any = {"schema_changes": schema_changes, "options": options, "metadata": ("_op", "_ts")}
+    tombstones: Literal["all", "keyed"] = "all" if flattened else "keyed"
+    tables = st.sampled_from([(), ("shop.public.orders",)])
 
-    @settings(deadline=None, max_examples=60)
-    @given(fuzz.damaged(SPELLINGS[spelling]))
-    def run(values: list[bytes | None]) -> None:
-        fuzz.assert_accounted("debezium-json", values, table, is_ignored, ignores_tombstones=not flattened)
+    @fuzz.much(60)
+    @given(fuzz.damaged(SPELLINGS[spelling]), tables)
+    def run(messages: list[fuzz.Message], source_tables: tuple[str, ...]) -> None:
+        table = fuzz.table(trust_before=True, source_tables=source_tables, **asked)
+        fuzz.assert_accounted("debezium-json", messages, table, is_ignored, tombstones=tombstones, table_of=table_of)
 
     run()
 

@@ -211,12 +211,13 @@ DAMAGED = [
 ]
 
 
-@settings(deadline=None, max_examples=100)
-@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
-def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
+@fuzz.much(100)
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]), st.sampled_from([(), ("depot.things",)]))
+def test_nothing_is_lost(messages: list[fuzz.Message], schema_changes: str, source_tables: tuple[str, ...]) -> None:
     fuzz.assert_accounted(
         "dms-json",
-        values,
-        fuzz.table(trust_before=True, schema_changes=schema_changes),
+        messages,
+        fuzz.table(trust_before=True, schema_changes=schema_changes, source_tables=source_tables),
         lambda value: value["metadata"]["record-type"] == "control",
+        table_of=lambda value: fuzz.table_of(value.get("metadata"), "schema-name", "table-name"),
     )

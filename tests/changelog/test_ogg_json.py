@@ -208,9 +208,10 @@ DAMAGED = [
 ]
 
 
-@settings(deadline=None, max_examples=100)
-@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
-def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
+@fuzz.much(100)
+@given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]), st.sampled_from([(), ("DEPOT.THINGS",)]))
+def test_nothing_is_lost(messages: list[fuzz.Message], schema_changes: str, source_tables: tuple[str, ...]) -> None:
+    table = fuzz.table(trust_before=True, schema_changes=schema_changes, source_tables=source_tables)
     fuzz.assert_accounted(
-        "ogg-json", values, fuzz.table(trust_before=True, schema_changes=schema_changes), lambda value: False
+        "ogg-json", messages, table, lambda value: False, table_of=lambda value: fuzz.table_of(value, "table")
     )

@@ -203,10 +203,10 @@ DAMAGED = [
 ]
 
 
-@settings(deadline=None, max_examples=100)
+@fuzz.much(100)
 @given(fuzz.damaged(DAMAGED), st.sampled_from(["ignore", "evolve"]))
-def test_nothing_is_lost(values: list[bytes | None], schema_changes: str) -> None:
-    fuzz.assert_accounted("row-kind", values, fuzz.table(schema_changes=schema_changes), lambda value: False)
+def test_nothing_is_lost(messages: list[fuzz.Message], schema_changes: str) -> None:
+    fuzz.assert_accounted("row-kind", messages, fuzz.table(schema_changes=schema_changes), lambda value: False)
 
 
 def test_values_of_another_length_than_the_column_s() -> None:

@@ -17,7 +17,7 @@ from urllib.request import urlopen
 import pyarrow as pa
 import pytest
 from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegistryClient
-from hypothesis import example, given, settings
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from changelog.avro import Avro
@@ -308,11 +308,13 @@ def test_no_message_is_lost(registry: Registry, admin: SchemaRegistryClient, nam
         st.binary(max_size=12),
     )
 
-    @settings(deadline=None, max_examples=60)
+    @fuzz.much(60)
     @given(st.lists(broken, min_size=1, max_size=16))
     @example([b"\0\x80\0\0\0", good[0]])
     def run(values: list[bytes]) -> None:
-        fuzz.assert_accounted(name, values, table, lambda op: op == b"m", parse=lambda value: value[-1:])
+        fuzz.assert_accounted(
+            name, [(None, value) for value in values], table, lambda op: op == b"m", parse=lambda value: value[-1:]
+        )
 
     run()
 
