@@ -514,9 +514,6 @@ class Lacks:
         :param among: flags the rows that matter; the others get false.
         """
         found, doubtful = dict[str, npt.NDArray[np.bool_]](), dict[str, Ints]()
-        side = json.dumps(self._side, ensure_ascii=False)
-        # if only one field of each message has this name, it is the one with the image
-        alone = pc.sum(pc.count_substring(self._values, side)).as_py() == len(self._values)
         among = pc.and_(among, self._images.is_valid())
         for name in names:
             absent = pc.and_(among, at_field(self._images, name).is_null())
@@ -524,8 +521,14 @@ class Lacks:
                 absent = pc.and_not(absent, at_field(self._changed, name).is_valid())
             marked = self._marked(name) if self._marked is not None else pa.scalar(False)
             found[name] = pc.and_(among, marked).to_numpy(zero_copy_only=False).copy()
-            nulls = np.flatnonzero(absent)
-            doubtful[name] = self._not_stated(name, nulls) if alone and len(nulls) else nulls
+            if len(nulls := np.flatnonzero(absent)):
+                doubtful[name] = nulls
+        if not doubtful:
+            return {name: pa.array(flags) for name, flags in found.items()}
+        side = json.dumps(self._side, ensure_ascii=False)
+        # if only one field of each message has this name, it is the one with the image
+        if pc.sum(pc.count_substring(self._values, side)).as_py() == len(self._values):
+            doubtful = {name: self._not_stated(name, rows) for name, rows in doubtful.items()}
         searched = np.unique(np.concatenate([*doubtful.values(), np.empty(0, np.int64)]))
         texts = self._texts(searched)
         for name, rows in doubtful.items():
