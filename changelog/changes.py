@@ -26,6 +26,8 @@ RAW_SCHEMA = pa.schema(
 """A record as its source gave it. For files, `source` is the file's path, and of the other columns only `value` has a
 value.
 """
+MOVED_AWAY = "moved_away"
+"""A further column that raw records may have (bool): a header of the message says that its row goes to another key."""
 
 NUMERAL = pa.large_string()
 """Arrow type for numbers that no machine type holds exactly. A value is the text of the JSON number (`1.50`,

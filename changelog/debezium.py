@@ -30,6 +30,7 @@ import pyarrow.compute as pc
 from changelog.avro_records import prefixed
 from changelog.changes import BadOptionError, Changes, Rejected, TableNames, Wire
 from changelog.key_values import KeyReader
+from changelog.moves import moved_away
 from changelog.row_images import differ, epoch, truncated
 from changelog.rows import BadRecord, RowKind
 from changelog.shown_values import shown_texts
@@ -329,8 +330,8 @@ def is_flattened(spec: ChangelogSpec) -> bool:
 
 
 def _before_another(records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether each delete may be followed by a change of another key: it is the last record of the batch, or the next
-    record that isn't its tombstone has a row.
+    """Whether each delete may be followed by a change of another key: it says so, or is the batch's last record, or the
+    next record that isn't its tombstone has a row.
 
     :param records: raw records (`RAW_SCHEMA`).
     :param rows: row numbers of the deletes.
@@ -343,13 +344,14 @@ def _before_another(records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt
     within = after < len(values)
     texts = values.take(pa.array(after[within]))
     followed[within] &= ~np.asarray(pc.fill_null(pc.match_substring_regex(texts, r'"op"\s*:\s*"d"'), False))
-    return followed
+    return followed | moved_away(records)[rows]
 
 
 class Tombstones:
     """Finds those tombstones that delete a row, batch by batch: the ones that don't come right after a delete of the
     same key. Usually a `d` comes right before, and has deleted the row, or has left it alone since it was about another
-    row that went on from there. But Kafka's compaction, or a filter, may drop the `d` and keep the tombstone.
+    row that went on from there. But Kafka's compaction, or a filter, may drop the `d` and keep the tombstone. If nothing
+    comes before one that says that its row goes on (`MOVED_AWAY`), its `d` was in an earlier micro-batch.
 
     Among flattened rows a tombstone may be all that says that a row was deleted. Others are ignored without a key, and
     if `order_by` is set: they have no order value; or if the topic has several tables: nothing says of which one a
@@ -359,6 +361,7 @@ class Tombstones:
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
         self._earlier: pa.RecordBatch | None = None
+        self._earlier_deletes = False
 
     def lone(self, records: pa.RecordBatch, deletes: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         """Row numbers of a batch's tombstones that delete a row.
@@ -367,26 +370,29 @@ class Tombstones:
         :param deletes: row numbers of those that delete a row.
         """
         spec, nothing = self._spec, np.empty(0, np.int64)
-        deleted = np.concatenate([nothing, *deletes])
+        rows, moved = np.flatnonzero(records.column("value").is_null()), moved_away(records)
+        deleted = np.concatenate([rows[moved[rows]], *deletes])  # a producer may send a tombstone twice
         places = records.select(["key", "partition", "offset"])
-        earlier, last = self._earlier, len(records) - 1
-        self._earlier = places.take(pa.array([last])) if last in deleted else None
-        rows = np.flatnonzero(records.column("value").is_null())
+        last, earlier, earlier_deletes = len(records) - 1, self._earlier, self._earlier_deletes
+        self._earlier, self._earlier_deletes = places.take(pa.array([last])), last in deleted
         if not is_flattened(spec):
             rows = rows[records.column("key").take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
             if spec.is_mixed or spec.inserts_only or spec.order_by:
                 return nothing
         if not len(rows) or spec.options.get(TOMBSTONES) == "ignore":
             return nothing
-        known = pa.Table.from_batches([places])
-        if earlier is not None and rows[0] == 0:
-            known, rows, deleted = pa.concat_tables([pa.Table.from_batches([earlier]), known]), rows + 1, deleted + 1
-            deleted = np.append(deleted, 0)
+        known, moved = pa.Table.from_batches([places]), moved[rows]
+        if earlier is not None:
+            known, rows = pa.concat_tables([pa.Table.from_batches([earlier]), known]), rows + 1
+            deleted = np.append(deleted + 1, 0 if earlier_deletes else -1)
         here, before = known.take(pa.array(rows)), known.take(pa.array(np.maximum(rows - 1, 0)))
-        after = [pc.equal(before.column(name), here.column(name)) for name in ("key", "partition")]
+        same_partition = pc.fill_null(pc.equal(before.column("partition"), here.column("partition")), False)
+        after = [same_partition, pc.equal(before.column("key"), here.column("key"))]
         after.append(pc.equal(pc.add(before.column("offset"), 1), here.column("offset")))
-        follows = pc.fill_null(functools.reduce(pc.and_, after), False).to_numpy()
-        lone: npt.NDArray[np.int64] = rows[~(follows & np.isin(rows - 1, deleted))] - (len(known) - len(records))
+        follows = pc.fill_null(functools.reduce(pc.and_, after), False).to_numpy() & np.isin(rows - 1, deleted)
+        if not is_flattened(spec):
+            follows |= moved & ((rows == 0) | ~same_partition.to_numpy())
+        lone: npt.NDArray[np.int64] = rows[~follows] - (len(known) - len(records))
         return lone
 
 

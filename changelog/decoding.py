@@ -35,7 +35,7 @@ from changelog.changes import (
     WireType,
 )
 from changelog.message_keys import of_changes
-from changelog.moves import bared, with_moves
+from changelog.moves import bared, moved_away, with_moves
 from changelog.rows import (
     BAD,
     BAD_FIELDS,
@@ -295,7 +295,7 @@ class _TaskDecoder:
 
     def _with_moves(self, raw: pa.RecordBatch, rows: pa.Table, record: Ints, place: Ints) -> pa.Table:
         partition = raw.column("partition").fill_null(-1).to_numpy()
-        return bared(with_moves(rows, self._spec, record, place, partition), self._spec)
+        return bared(with_moves(rows, self._spec, record, place, partition, moved_away(raw)), self._spec)
 
     def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
         places: Stated = {name: first_place(raw, rows) for name, rows in named(parsed).items()}

@@ -14,7 +14,10 @@ images. So a value of an image counts
 - if the images of the batch have several values in its column, and the image has values in most columns; or
 - if the image has a value (not 0 or '') in each of several columns.
 
-Only removals that are half of a move are marked. Others remove whatever row their key has, as ever.
+Only removals that are half of a move are marked. Others remove whatever row their key has, as ever. A removal surely is
+half of a move if its message says so (`MOVED_AWAY`), if it is a -U, if one record has both halves, or if its row goes on
+with all its values. One that only looks like half of a move is compared with rows of the same commit, not with the
+table's (`_rowdelta_moved` begins with a separator).
 """
 
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.changes import MOVED_AWAY
 from changelog.made_up import says_something
 from changelog.rows import BAD, KIND, MOVED, MOVED_SEPARATOR, Mask, RowKind, sets_row
 from changelog.spec import ChangelogSpec
@@ -31,16 +35,26 @@ from changelog.spec import ChangelogSpec
 Ints = npt.NDArray[np.int64]
 
 
-def with_moves(rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints) -> pa.Table:
+def moved_away(raw: pa.RecordBatch) -> Mask:
+    """Flags the raw records that say that they are half of a move."""
+    if MOVED_AWAY not in raw.schema.names:
+        return np.zeros(len(raw), np.bool_)
+    return np.asarray(raw.column(MOVED_AWAY).fill_null(False))
+
+
+def with_moves(
+    rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, partition: Ints, told: Mask | None = None
+) -> pa.Table:
     """Mark the removals of rows that went to another key (`_rowdelta_moved`).
 
-    A removal is half of a move if the next change of its partition sets another key, and is of the same record, or the
-    other half of an update, or has half of the values of the removal's image. A -U that has no next change in the batch
-    is one, too.
+    A removal is half of a move if its record says so, or if the next change of its partition sets another key, and is
+    of the same record, or the other half of an update, or has half of the values of the removal's image. A -U that has
+    no next change in the batch is one, too.
 
     :param rows: changelog rows, in which removals may have all their columns. The column `_rowdelta_moved` is null.
     :param record: the record's row number in the raw batch, for each of the rows; and `place` the change's place in it.
     :param partition: for each record a number of its partition.
+    :param told: for each record whether it says that it is half of a move (`moved_away`).
     """
     kinds = rows.column(KIND).to_numpy()
     removes = ~sets_row(kinds)
@@ -48,15 +62,15 @@ def with_moves(rows: pa.Table, spec: ChangelogSpec, record: Ints, place: Ints, p
         return rows
     if rows.column(BAD).null_count < len(rows):
         removes &= rows.column(BAD).is_null().to_numpy()
-    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition)
+    says_so = np.zeros(len(rows), np.bool_) if told is None else told[record]
+    candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, says_so)
     # a removal may have an order value of its own
     ordering = {name for name, _ in spec.order_by}
     others = {column.name for column in spec.columns if column.field not in ordering} - set(spec.key)
     names = [field.name for field in rows.schema if field.name in others and not pa.types.is_nested(field.type)]
     if len(candidates) and names:
-        known, is_move = _known(rows, names, candidates, partners, kinds, record)
-        candidates, known = candidates[is_move], known[is_move]
-        rows = _with_texts(rows, candidates, names, known)
+        known, is_move, is_certain = _known(rows, names, candidates, partners, kinds, record, says_so)
+        rows = _with_texts(rows, candidates[is_move], names, known[is_move], is_certain[is_move])
     return rows
 
 
@@ -90,6 +104,7 @@ def _halves(
     record: Ints,
     place: Ints,
     partition: Ints,
+    says_so: Mask,
 ) -> tuple[Ints, Ints]:
     """Numbers of the removals that may be half of a move, and of the next change after each; -1 if it isn't known."""
     order = np.lexsort((place, record, partition[record]))
@@ -111,6 +126,7 @@ def _halves(
     alone = np.zeros(len(rows), np.bool_)
     # a -D is most likely no half of anything, and what its producer writes beside the key may be no row's
     alone[order[ends]] = removes[order[ends]] & (kinds[order[ends]] == RowKind.UPDATE_BEFORE)
+    alone |= removes & says_so
     alone[here] = False
     others = np.flatnonzero(alone)
     return np.concatenate([here, others]), np.concatenate([after, np.full(len(others), -1)])
@@ -123,8 +139,11 @@ def _known(
     partners: Ints,
     kinds: npt.NDArray[np.int8],
     record: Ints,
-) -> tuple[npt.NDArray[np.bool_], Mask]:
-    """For each removal and column, whether the image surely has the row's value. And whether each is half of a move."""
+    says_so: Mask,
+) -> tuple[npt.NDArray[np.bool_], Mask, Mask]:
+    """For each removal and column, whether the image surely has the row's value. And whether each removal is half of a
+    move, and whether this is certain.
+    """
     shape = len(removals), len(names)
     valid, there, moved, says = (np.zeros(shape, np.bool_) for _ in range(4))
     varies, blank = np.zeros(shape[1], np.bool_), np.zeros(len(removals), np.bool_)
@@ -139,17 +158,26 @@ def _known(
         varies[number] = pc.count_distinct(image).as_py() > 1
         says[:, number] = says_something(image)
         blank |= says_something(other) & ~says[:, number]
-    certain = is_paired & ((kinds[removals] == RowKind.UPDATE_BEFORE) | (record[removals] == record[partners]))
-    alike = moved.any(axis=1) & (2 * moved.sum(axis=1) >= there.sum(axis=1))
-    rich = (2 * valid.sum(axis=1) > shape[1])[:, np.newaxis]
-    whole = says.all(axis=1, keepdims=True) & (shape[1] > 1)
-    known = (moved & says & ~blank[:, np.newaxis]) | (valid & rich & varies) | (valid & whole)
-    return known, ~is_paired | certain | alike
+    told = says_so[removals]
+    certain = told | (kinds[removals] == RowKind.UPDATE_BEFORE) | (record[removals] == record[partners])
+    same, there_too, here = (flags.sum(axis=1) for flags in (moved, there, valid))
+    alike = moved.any(axis=1) & (2 * same >= there_too)
+    certain |= alike & (same == there_too) & (same == here)
+    rich = (2 * here > shape[1])[:, np.newaxis]
+    whole = (says.all(axis=1) & (shape[1] > 1)) | (told & (2 * says.sum(axis=1) > shape[1]))
+    known = (moved & says & ~blank[:, np.newaxis]) | (valid & rich & varies) | (says & whole[:, np.newaxis])
+    return known, certain | alike, certain
 
 
-def _with_texts(rows: pa.Table, removals: Ints, names: Sequence[str], known: npt.NDArray[np.bool_]) -> pa.Table:
-    patterns, pattern = np.unique(known, axis=0, return_inverse=True)
-    texts = [MOVED_SEPARATOR.join(name for name, flag in zip(names, flags, strict=True) if flag) for flags in patterns]
+def _with_texts(
+    rows: pa.Table, removals: Ints, names: Sequence[str], known: npt.NDArray[np.bool_], certain: Mask
+) -> pa.Table:
+    # an empty name in front says that the removal isn't certain
+    named = np.column_stack([~certain & known.any(axis=1), known])
+    patterns, pattern = np.unique(named, axis=0, return_inverse=True)
+    texts = [
+        MOVED_SEPARATOR.join(name for name, flag in zip(("", *names), flags, strict=True) if flag) for flags in patterns
+    ]
     numbers, mask = np.zeros(len(rows), np.int64), np.ones(len(rows), np.bool_)
     numbers[removals], mask[removals] = pattern.reshape(-1), False
     marks = pa.array([*texts, ""], pa.string()).take(pa.array(numbers, mask=mask))

@@ -140,8 +140,8 @@ def is_bad(changes: pa.RecordBatch | pa.Table) -> pa.Array | pa.ChunkedArray | N
 
 
 def known_columns(text: str) -> list[str]:
-    """The columns that a value of `_rowdelta_moved` names. It may be empty."""
-    return text.split(MOVED_SEPARATOR) if text else []
+    """The columns that a value of `_rowdelta_moved` names. There may be none."""
+    return [name for name in text.split(MOVED_SEPARATOR) if name]
 
 
 def unavailable_bits(columns: Sequence[Mask | None], partial: Mask) -> pa.Array:

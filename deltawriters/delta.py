@@ -26,7 +26,7 @@ import pyarrow.compute as pc
 
 from changelog.amounts import amount
 from changelog.made_up import surely_logged
-from changelog.rows import BAD, HASH, KIND, MOVED, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
+from changelog.rows import BAD, HASH, KIND, MOVED, MOVED_SEPARATOR, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
 from changelog.shown_values import shown
 from deltawriters import partitioning
 from deltawriters.collapse import (
@@ -510,7 +510,8 @@ class DeltaWriter:
         follows_row[follows_row] = sets_row(found.kinds[base[follows_row]])
         in_buffer, in_map = (np.flatnonzero(follows_row & there) for there in (base >= m, base < m))
         in_map = in_map[self._map.file[base[in_map]] != NOWHERE]
-        in_table = np.flatnonzero(base == NOWHERE) if index is not None else np.empty(0, np.int64)
+        is_certain = ~np.asarray(pc.starts_with(storage(moved.column(MOVED)), MOVED_SEPARATOR))
+        in_table = np.flatnonzero((base == NOWHERE) & is_certain & (index is not None))
         others = np.zeros(len(moved), np.bool_)
         columns = [name for name in columns_known(moved) if name in self._table.arrow_schema.names]
 

@@ -210,7 +210,7 @@ class _Replay:
         target, key = self._section.target, list(self._section.key)
         since = self._since(letters, found, stored)
         again = self._source.read_again(self._section.source, since, position)
-        records = _as_records(stored) if again is None else again.unionByName(_as_records(stored))
+        records = _as_records(stored) if again is None else again.unionByName(_as_records(stored), allowMissingColumns=True)
         concerned = self._sink.decoded(_as_records(letters)).select(*map(quoted, key)).distinct().localCheckpoint()
         concerned = concerned.withColumn(_CONCERNED, F.lit(True))
         log.info("%s: reading what the topic has of %s since", target, amount(concerned.count(), "key"))

@@ -7,7 +7,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame
 from pyspark.sql import types as T
 
-from changelog.changes import RAW_SCHEMA
+from changelog.changes import MOVED_AWAY, RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, spark_schema
 from changelog.moves import marked
 from changelog.row_kind_columns import columns_decoder, completed
@@ -68,7 +68,7 @@ class RecordDecoder:
         :param schema: schema of the result.
         """
         assert self._in_python is not None
-        names = [name for name in (*RAW_SCHEMA.names, FILE, BLOCK) if name in records.columns]
+        names = [name for name in (*RAW_SCHEMA.names, MOVED_AWAY, FILE, BLOCK) if name in records.columns]
         return in_arrow(records.select(*names), functools.partial(task.decode, self._in_python, step), schema)
 
     def before(self, step: Step) -> Step:

@@ -18,6 +18,7 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
+from changelog.changes import MOVED_AWAY
 from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
@@ -37,6 +38,8 @@ _AGE_STEPS = 70
 _OWN_OPTIONS = {"subscribe", "startingoffsets", "startingtimestamp", "startingoffsetsbytimestamp"}
 _STREAM_OPTIONS = {"maxoffsetspertrigger", "minoffsetspertrigger", "maxtriggerdelay", "kafka.group.id", "groupidprefix"}
 _ISOLATION = "kafka.isolation.level"
+_NEW_KEY = "__debezium.newkey"
+"""The header by which Debezium says that the row of a delete goes on under another key."""
 READ_OPTIONS = {"kafka.fetch.max.wait.ms": "10", _ISOLATION: "read_committed"}
 """Options of Spark's source, unless the configuration has others. The second one leaves out messages of transactions
 that were aborted: whoever wrote them sends them again.
@@ -60,6 +63,7 @@ class KafkaSource(Topics):
         self._spark = spark
         self._config = config
         self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka/{config.sink.id}")
+        self._with_headers = config.source.format.startswith("debezium")
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
         self._ids: Mapping[str, str] = {}
@@ -96,6 +100,7 @@ class KafkaSource(Topics):
             .options(**options)
             .option("subscribe", ",".join(self._starts))
             .option("startingOffsets", json.dumps(self._starts))
+            .option("includeHeaders", self._with_headers)
             .load()
         )
         location = self._folder.location(self._generation)
@@ -259,6 +264,7 @@ class KafkaSource(Topics):
             .option("assign", json.dumps({part.topic: [int(p) for p in part.begin] for part in ranges}))
             .option("startingOffsets", json.dumps({part.topic: dict(part.begin) for part in ranges}))
             .option("endingOffsets", json.dumps({part.topic: dict(part.end) for part in ranges}))
+            .option("includeHeaders", self._with_headers)
             .load()
         )
         # here, below the columns' selection: Spark forgets it where a shuffle follows at once (`CollapseRepartition`)
@@ -322,7 +328,10 @@ class KafkaSource(Topics):
 
 def _records(frame: DataFrame) -> DataFrame:
     """Raw records from the columns of Spark's Kafka source."""
-    return frame.select(F.col("topic").alias("source"), "partition", "offset", "timestamp", "key", "value")
+    columns = [F.col("topic").alias("source"), *map(F.col, ("partition", "offset", "timestamp", "key", "value"))]
+    if "headers" in frame.columns:
+        columns.append(F.exists("headers", lambda header: header["key"] == _NEW_KEY).alias(MOVED_AWAY))
+    return frame.select(*columns)
 
 
 def _beyond(frame: DataFrame, overlap: Offsets) -> DataFrame:

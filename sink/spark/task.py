@@ -22,7 +22,7 @@ import pyarrow.compute as pc
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from changelog.changes import RAW_SCHEMA
+from changelog.changes import MOVED_AWAY, RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, failed_with, merged_facts, merged_types
 from changelog.row_kind_parquet import NotPlainError, PlainRows
 from changelog.rows import BAD, BLOCK, FILE, HASH, KEPT, ROW, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
@@ -236,7 +236,7 @@ def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
         for field in RAW_SCHEMA
     ]
     completed = pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
-    for name in (FILE, BLOCK):
+    for name in (MOVED_AWAY, FILE, BLOCK):
         completed = completed.append_column(name, have[name]) if name in have else completed
     return completed
 

@@ -16,6 +16,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
+from changelog.changes import MOVED_AWAY
 from changelog.decoding import ChangelogDecoder
 from changelog.moves import with_moves
 from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, known_columns, order_column
@@ -25,7 +26,7 @@ from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, xxhash64
 from deltawriters.moves import are_about_others
 from deltawriters.resolve import IndexTask, delete_rows
-from tests.changelog.messages import messages, raw_records, spec
+from tests.changelog.messages import Message, messages, raw_records, spec
 from tests.deltawriters.lake import Lake
 from tests.deltawriters.test_partial import BAD_TYPE, BY_REGION, UNPARTITIONED, table_at
 
@@ -279,3 +280,80 @@ def test_what_changes_no_row_may_be_between_the_halves_of_a_move(between: list[A
     (rows,) = ChangelogDecoder("debezium-json", spec({"id": "bigint", "v": "string"}))([raw_records(said)])
     removals = rows.filter(pc.equal(rows.column(KIND), int(D)))
     assert removals.column(MOVED).to_pylist() == ["v", "v"]
+
+
+def test_what_only_looks_like_a_move_is_not_compared_with_the_table(tmp_path: Any) -> None:
+    """The table's row isn't the source's any more: another writer has changed it."""
+    table = Table(str(tmp_path))
+    table.commit(decoded([(N, (1, "eu", "another writer's"))]))
+    table.commit(decoded([(D, (1, "eu", "a")), (N, (2, "eu", "b"))], 100))
+    assert table.rows() == [(2, "eu", "b")]
+    # but with what the same commit set: this may be a swap whose rows change too
+    table.commit(decoded([(N, (1, "eu", "b")), (D, (1, "eu", "a")), (N, (3, "eu", "c"))], 200))
+    assert table.rows() == [(1, "eu", "b"), (2, "eu", "b"), (3, "eu", "c")]
+
+
+PARTITIONS = 3
+
+
+def debezium(source: Source, twice: int) -> list[tuple[Message, bool]]:
+    """A source's log as Debezium's messages, one of them twice, and whether a header says that the row goes on."""
+    said: list[tuple[int, Any, bool]] = []
+
+    def image(found: Row) -> dict[str, Any]:
+        return dict(zip(COLUMNS, found, strict=True))
+
+    for statement in source.log:
+        changes = iter(statement)
+        for kind, found in changes:
+            removes = kind in (U, D)
+            _, to = next(changes) if kind is U or (removes and len(statement) > 1) else (None, None)
+            if to is not None and to[0] == found[0]:
+                said.append((to[0], {"op": "u", "before": image(found), "after": image(to)}, False))
+                continue
+            if removes:
+                said.append((found[0], {"op": "d", "before": image(found), "after": None}, to is not None))
+                said.append((found[0], None, to is not None))
+            created = to if removes else found
+            if created is not None:
+                said.append((created[0], {"op": "c", "before": None, "after": image(created)}, False))
+    said.insert(twice % len(said), said[twice % len(said)])
+    offsets = [itertools.count() for _ in range(PARTITIONS)]
+    return [
+        (Message(value, next(offsets[key % PARTITIONS]), {"id": key}, key % PARTITIONS), told)
+        for key, value, told in said
+    ]
+
+
+@given(st.data(), st.lists(OPERATIONS, min_size=1, max_size=14))
+@settings(max_examples=150, deadline=None)
+def test_any_moves_in_a_topic_with_partitions(data: st.DataObject, operations: list[tuple[str, int, int]]) -> None:
+    """The halves of a move are in different partitions, and each partition's part of a micro-batch ends anywhere."""
+    source = Source()
+    for operation in operations:
+        source.say(*operation)
+    if not source.log:
+        return
+    said = debezium(source, data.draw(st.integers(0, 99)))
+    parts = [[found for found in said if found[0].partition == number] for number in range(PARTITIONS)]
+    layout = data.draw(st.sampled_from([UNPARTITIONED, BY_REGION]))
+    with tempfile.TemporaryDirectory() as folder:
+        table = Table(folder, layout)
+        while any(parts):
+            batches = []
+            for number, left in enumerate(parts):
+                count = data.draw(st.integers(0 if sum(map(bool, parts)) > 1 else min(1, len(left)), len(left)))
+                read, parts[number] = left[:count], left[count:]
+                batches += [_read(read)] if read else []
+            if batches:
+                table.commit(*batches, flush_bytes=data.draw(st.sampled_from([1, 1 << 20])))
+        assert table.rows() == sorted(source.rows.values())
+
+
+def _read(said: list[tuple[Message, bool]]) -> pa.RecordBatch:
+    """What one task makes of messages."""
+    records = raw_records([message for message, _ in said])
+    records = records.append_column(MOVED_AWAY, pa.array([told for _, told in said]))
+    (rows,) = ChangelogDecoder("debezium-json", SPEC)([records])
+    rows = rows.append_column("tags", pa.nulls(len(rows), pa.list_(pa.string())))
+    return rows.append_column(HASH, pa.array(xxhash64([rows.column("id")]).view(np.int64)))
