@@ -273,7 +273,7 @@ def changes(
         moving = np.flatnonzero(key_changed)
         deleted = np.flatnonzero(removed)
         if len(deleted):
-            deleted = deleted[_before_another(records, events.record.to_numpy()[deleted])]
+            deleted = deleted[_before_another(records, events, events.record.to_numpy()[deleted])]
             moving = np.union1d(moving, deleted)
         done = np.zeros(len(op), np.bool_)
         for places, images in befores(pa.array(moving)) if len(moving) else ():
@@ -329,29 +329,28 @@ def is_flattened(spec: ChangelogSpec) -> bool:
     return spec.options.get(FLATTENED) == "true"
 
 
-def _before_another(records: pa.RecordBatch, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
-    """Whether each delete may be followed by a change of another key: it says so, or is the batch's last record, or the
-    next record that isn't its tombstone has a row.
+def _before_another(records: pa.RecordBatch, events: Events, rows: npt.NDArray[np.int64]) -> npt.NDArray[np.bool_]:
+    """Whether each delete may be half of a move: it says so, or the next record that isn't its tombstone may insert.
 
     :param records: raw records (`RAW_SCHEMA`).
+    :param events: some of them, or all.
     :param rows: row numbers of the deletes.
     """
-    values = records.column("value")
-    empty = np.append(values.is_null().to_numpy(zero_copy_only=False), [False, False])
+    count = len(records)
+    empty = np.append(records.column("value").is_null().to_numpy(zero_copy_only=False), [False, False])
     after = rows + 1
     after += empty[after]
-    followed: npt.NDArray[np.bool_] = ~empty[after]
-    within = after < len(values)
-    texts = values.take(pa.array(after[within]))
-    followed[within] &= ~np.asarray(pc.fill_null(pc.match_substring_regex(texts, r'"op"\s*:\s*"d"'), False))
-    return followed | moved_away(records)[rows]
+    inserts = np.append(~empty[:count], [False, False])
+    inserts[events.record.filter(_is(events.op, "u", "d")).to_numpy()] = False
+    followed: npt.NDArray[np.bool_] = inserts[after] | moved_away(records)[rows]
+    return followed
 
 
 class Tombstones:
     """Finds those tombstones that delete a row, batch by batch: the ones that don't come right after a delete of the
     same key. Usually a `d` comes right before, and has deleted the row, or has left it alone since it was about another
-    row that went on from there. But Kafka's compaction, or a filter, may drop the `d` and keep the tombstone. If nothing
-    comes before one that says that its row goes on (`MOVED_AWAY`), its `d` was in an earlier micro-batch.
+    row that went on from there. But Kafka's compaction, or a filter, may drop the `d` and keep the tombstone. If
+    nothing comes before one that says that its row goes on (`MOVED_AWAY`), its `d` was in an earlier micro-batch.
 
     Among flattened rows a tombstone may be all that says that a row was deleted. Others are ignored without a key, and
     if `order_by` is set: they have no order value; or if the topic has several tables: nothing says of which one a
@@ -370,6 +369,8 @@ class Tombstones:
         :param deletes: row numbers of those that delete a row.
         """
         spec, nothing = self._spec, np.empty(0, np.int64)
+        if not len(records):
+            return nothing
         rows, moved = np.flatnonzero(records.column("value").is_null()), moved_away(records)
         deleted = np.concatenate([rows[moved[rows]], *deletes])  # a producer may send a tombstone twice
         places = records.select(["key", "partition", "offset"])

@@ -15,8 +15,8 @@ images. So a value of an image counts
 - if the image has a value (not 0 or '') in each of several columns.
 
 Only removals that are half of a move are marked. Others remove whatever row their key has, as ever. A removal surely is
-half of a move if its message says so (`MOVED_AWAY`), if it is a -U, if one record has both halves, or if its row goes on
-with all its values. One that only looks like half of a move is compared with rows of the same commit, not with the
+half of a move if its message says so (`MOVED_AWAY`), if it is a -U, if one record has both halves, or if its row goes
+on with all its values. One that only looks like half of a move is compared with rows of the same commit, not with the
 table's (`_rowdelta_moved` begins with a separator).
 """
 

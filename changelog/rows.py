@@ -18,7 +18,8 @@ they were. It is completed from the row that the table has. It has `_rowdelta_ba
 no such row: so whoever doesn't know partial rows takes it for a bad record, and nothing is lost or wrong.
 
 A -U or -D with `_rowdelta_moved` also has the row's other columns. It names the columns that tell which row it removes:
-it leaves a row alone that differs in one of them.
+it leaves a row alone that differs in one of them. If the first name is empty, it does so only with rows that the same
+commit has set.
 """
 
 from collections.abc import Sequence

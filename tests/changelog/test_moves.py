@@ -1,5 +1,6 @@
 """Which removals are half of a key change, and what they tell about their rows, in Debezium's events."""
 
+import itertools
 from typing import Any
 
 import pyarrow as pa
@@ -23,7 +24,7 @@ def decoded(*events: tuple[int, Any, bool | None], parts: tuple[int, ...] = ()) 
     records = raw_records([Message(value, n, {"id": key}) for n, (key, value, _) in enumerate(events)])
     records = records.append_column(MOVED_AWAY, pa.array([told for *_, told in events], pa.bool_()))
     borders = [0, *parts, len(events)]
-    batches = [records.slice(start, end - start) for start, end in zip(borders, borders[1:], strict=False)]
+    batches = [records.slice(start, end - start) for start, end in itertools.pairwise(borders)]
     rows = pa.Table.from_batches(ChangelogDecoder("debezium-json", TABLE)(batches))
     found = zip(*(rows.column(name).to_pylist() for name in (KIND, "id", MOVED)), strict=True)
     return [(RowKind(kind).short, key, mark) for kind, key, mark in found if kind in (RowKind.DELETE, 0)]
