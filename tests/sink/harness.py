@@ -503,19 +503,19 @@ def damage(path: Path, random: Random) -> None:
     damaged.rename(path)
 
 
-def java_catalog(spark: SparkSession) -> JavaObject:
-    """The session's catalog `lake` as Iceberg's Java object."""
+def java_catalog(spark: SparkSession, name: str = CATALOG) -> JavaObject:
+    """A catalog of the session as Iceberg's Java object."""
     manager = spark._jsparkSession.sessionState().catalogManager()
-    return manager.catalog(CATALOG).icebergCatalog()
+    return manager.catalog(name).icebergCatalog()
 
 
 def java_table(spark: SparkSession, target: str) -> JavaObject:
-    """Iceberg's object of a table of this catalog, loaded now."""
-    return java_catalog(spark).loadTable(_identifier(spark, target))
+    """Iceberg's object of a table, loaded now."""
+    return java_catalog(spark, target.partition(".")[0]).loadTable(_identifier(spark, target))
 
 
 def _identifier(spark: SparkSession, target: str) -> JavaObject:
-    return _jvm(spark).org.apache.iceberg.catalog.TableIdentifier.parse(target.removeprefix(f"{CATALOG}."))
+    return _jvm(spark).org.apache.iceberg.catalog.TableIdentifier.parse(target.partition(".")[2])
 
 
 def java_error(spark: SparkSession, class_name: str, message: str) -> Py4JJavaError:
