@@ -1277,7 +1277,8 @@ class TableSink:
 
     def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
         index = proposal.request.index
-        part = f", first {amount(pending.batch.end['applied'], 'file')}" if pending.batch.more else ""
+        files = pending.batch.end.get("applied")
+        part = "" if files is None else f", first {amount(files, 'file')}"
         log.info(
             "%s %s: %s%s | write %d ms, commit %d ms, peak %s%s",
             self.table.name,
