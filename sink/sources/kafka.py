@@ -288,7 +288,7 @@ class KafkaSource(Topics):
         begin = {p: max(first.get(p, 0), to - count) for p, to in end.items() if to > first.get(p, 0)}
         if not begin:
             return None
-        return self._frame(self._spark, [Range(table.source, begin, {p: end[p] for p in begin})])
+        return self._frame(self._spark, [Range(table.source, begin, {p: end[p] for p in begin})]).drop(MOVED_AWAY)
 
     def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
         with self._admin() as admin:
