@@ -359,42 +359,61 @@ class Tombstones:
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
-        self._earlier: pa.RecordBatch | None = None
-        self._earlier_deletes = False
+        self._before: pa.Table | None = None
+        self._last: pa.Table | None = None
 
     def lone(self, records: pa.RecordBatch, deletes: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         """Row numbers of a batch's tombstones that delete a row.
 
-        :param records: raw records (`RAW_SCHEMA`), the next ones of the task.
+        :param records: raw records (`RAW_SCHEMA`), the next ones of the task; or the same ones again, without messages
+            of other tables.
         :param deletes: row numbers of those that delete a row.
         """
         spec, nothing = self._spec, np.empty(0, np.int64)
         if not len(records):
             return nothing
         rows, moved = np.flatnonzero(records.column("value").is_null()), moved_away(records)
-        deleted = np.concatenate([rows[moved[rows]], *deletes])  # a producer may send a tombstone twice
-        places = records.select(["key", "partition", "offset"])
-        last, earlier, earlier_deletes = len(records) - 1, self._earlier, self._earlier_deletes
-        self._earlier, self._earlier_deletes = places.take(pa.array([last])), last in deleted
+        deleted = np.zeros(len(records), np.bool_)
+        deleted[np.concatenate([rows[moved[rows]], *deletes])] = True  # a producer may send a tombstone twice
+        known = pa.table(
+            {name: records.column(name) for name in ("key", "partition", "offset")}
+            | {"moved": pa.array(moved), "deleted": pa.array(deleted)}
+        )
+        earlier = self._come_before(known)
         if not is_flattened(spec):
             rows = rows[records.column("key").take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
             if spec.is_mixed or spec.inserts_only or spec.order_by:
                 return nothing
         if not len(rows) or spec.options.get(TOMBSTONES) == "ignore":
             return nothing
-        known, moved = pa.Table.from_batches([places]), moved[rows]
         if earlier is not None:
-            known, rows = pa.concat_tables([pa.Table.from_batches([earlier]), known]), rows + 1
-            deleted = np.append(deleted + 1, 0 if earlier_deletes else -1)
+            known, rows = pa.concat_tables([earlier, known]), rows + 1
         here, before = known.take(pa.array(rows)), known.take(pa.array(np.maximum(rows - 1, 0)))
-        same_partition = pc.fill_null(pc.equal(before.column("partition"), here.column("partition")), False)
-        after = [same_partition, pc.equal(before.column("key"), here.column("key"))]
-        after.append(pc.equal(pc.add(before.column("offset"), 1), here.column("offset")))
-        follows = pc.fill_null(functools.reduce(pc.and_, after), False).to_numpy() & np.isin(rows - 1, deleted)
+        same_partition = pc.equal(before.column("partition"), here.column("partition"))
+        same_partition = pc.and_(pc.fill_null(same_partition, False), pa.array(rows > 0))
+        # between two that say so, there may be the mark of a transaction of the producer
+        next_to = pc.or_(
+            pc.equal(pc.add(before.column("offset"), 1), here.column("offset")),
+            pc.and_(before.column("moved"), here.column("moved")),
+        )
+        same_key = pc.equal(before.column("key"), here.column("key"))
+        follows = functools.reduce(pc.and_, [before.column("deleted"), same_partition, same_key, next_to])
         if not is_flattened(spec):
-            follows |= moved & ((rows == 0) | ~same_partition.to_numpy())
-        lone: npt.NDArray[np.int64] = rows[~follows] - (len(known) - len(records))
-        return lone
+            begins = pc.invert(same_partition)
+            follows = pc.or_(pc.fill_null(follows, False), pc.and_(here.column("moved"), begins))
+        lone: npt.NDArray[np.int64] = rows[~pc.fill_null(follows, False).to_numpy()]
+        return lone - (0 if earlier is None else 1)
+
+    def _come_before(self, batch: pa.Table) -> pa.Table | None:
+        """The record before a batch, and note the batch's last one."""
+        again = self._last is not None and (
+            batch.column("partition")[0].equals(self._last.column("partition")[0])
+            and batch.column("offset")[0].is_valid
+            and batch.column("offset")[0].as_py() <= self._last.column("offset")[0].as_py()
+        )
+        if not again:
+            self._before, self._last = self._last, batch.slice(len(batch) - 1)
+        return self._before
 
 
 def deletes_by_key(

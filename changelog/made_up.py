@@ -18,14 +18,22 @@ _TEXTS = (
     pa.types.is_fixed_size_binary,
 )
 
+_SAYS_NOTHING = (
+    r"^(?:-?0+(?:\.0*)?(?:[Ee][+-]?\d+)?|00:00:00.*|1970-01-01T00:00:00.*|P0Y0M0DT0H0M0(?:\.0*)?S|\{\}|\[\])?$"
+)
+"""Texts of a decimal, a time, an interval and JSON that are made up."""
+
 Mask = npt.NDArray[np.bool_]
 
 
 def says_something(values: pa.Array | pa.ChunkedArray) -> Mask:
-    """Whether each value is neither null nor 0, false, 1970-01-01 or an empty text."""
+    """Whether each value is neither null nor 0, false, 1970-01-01 or an empty text, nor the text of such a
+    value.
+    """
     dtype = values.type
     if any(is_text(dtype) for is_text in _TEXTS):
-        said = pc.greater(pc.binary_length(values), 0)
+        values = values.cast(pa.binary()) if pa.types.is_fixed_size_binary(dtype) else values
+        said = pc.invert(pc.match_substring_regex(values, _SAYS_NOTHING))
     elif pa.types.is_boolean(dtype):
         said = values
     elif pa.types.is_temporal(dtype):

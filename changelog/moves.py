@@ -11,7 +11,8 @@ images. So a value of an image counts
 
 - if it is not 0 or '', the row has it also under its new key, and the image has such a value wherever that row has one;
   new rows often begin with what is made up; or
-- if the images of the batch have several values in its column, and the image has values in most columns; or
+- if it is not 0 or '', other images of the batch have other such values in its column, and the image has values in most
+  columns; or
 - if the image has a value (not 0 or '') in each of several columns.
 
 Only removals that are half of a move are marked. Others remove whatever row their key has, as ever. A removal surely is
@@ -28,7 +29,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import MOVED_AWAY
-from changelog.made_up import says_something
+from changelog.made_up import says_something, surely_logged
 from changelog.rows import BAD, KIND, MOVED, MOVED_SEPARATOR, Mask, RowKind, sets_row
 from changelog.spec import ChangelogSpec
 
@@ -145,8 +146,8 @@ def _known(
     move, and whether this is certain.
     """
     shape = len(removals), len(names)
-    valid, there, moved, says = (np.zeros(shape, np.bool_) for _ in range(4))
-    varies, blank = np.zeros(shape[1], np.bool_), np.zeros(len(removals), np.bool_)
+    valid, there, moved, says, logged = (np.zeros(shape, np.bool_) for _ in range(5))
+    blank = np.zeros(len(removals), np.bool_)
     is_paired = partners >= 0
     for number, name in enumerate(names):
         column = rows.column(name)
@@ -155,7 +156,7 @@ def _known(
         valid[:, number] = image.is_valid()
         there[:, number] = other.is_valid()
         moved[:, number] = pc.fill_null(pc.equal(image, other), False)
-        varies[number] = pc.count_distinct(image).as_py() > 1
+        logged[:, number] = surely_logged(image)
         says[:, number] = says_something(image)
         blank |= says_something(other) & ~says[:, number]
     told = says_so[removals]
@@ -165,7 +166,7 @@ def _known(
     certain |= alike & (same == there_too) & (same == here)
     rich = (2 * here > shape[1])[:, np.newaxis]
     whole = (says.all(axis=1) & (shape[1] > 1)) | (told & (2 * says.sum(axis=1) > shape[1]))
-    known = (moved & says & ~blank[:, np.newaxis]) | (valid & rich & varies) | (says & whole[:, np.newaxis])
+    known = (moved & says & ~blank[:, np.newaxis]) | (logged & rich) | (says & whole[:, np.newaxis])
     return known, certain | alike, certain
 
 

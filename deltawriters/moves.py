@@ -71,6 +71,10 @@ def _differ(values: pa.ChunkedArray, others: pa.ChunkedArray) -> npt.NDArray[np.
     if pa.types.is_floating(image.type):
         image, row = (_plain(part) for part in (image, row))
     both = pc.and_(image.is_valid(), row.is_valid()).to_numpy(zero_copy_only=False)
+    if pa.types.is_string(image.type) or pa.types.is_large_string(image.type):
+        # JSON: MySQL spells a document otherwise in its log than in a snapshot
+        for values in (image, row):
+            both = both & ~np.asarray(pc.fill_null(pc.match_substring_regex(values, r'^\s*[{\["]'), False))
     differs: npt.NDArray[np.bool_] = both & (row_hash([image]) != row_hash([row]))
     return differs
 

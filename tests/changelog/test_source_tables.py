@@ -8,7 +8,7 @@ import pyarrow as pa
 import pytest
 
 from changelog.decoding import ChangelogDecoder, Stated
-from changelog.rows import FILE, ROW, BadRecord
+from changelog.rows import BAD, FILE, ROW, BadRecord
 from changelog.source_tables import takes
 from tests.changelog import avro_messages
 from tests.changelog.messages import Decoded, Message, decode, raw_records, spec
@@ -243,3 +243,21 @@ def test_avro() -> None:
 )
 def test_patterns(pattern: str, name: str, fits: bool) -> None:
     assert takes([pattern], name) == fits
+
+
+def test_a_tombstone_after_its_delete_in_another_arrow_batch_of_a_mixed_topic() -> None:
+    """Its batch is decoded twice, since it has a message of another table."""
+
+    def row(table: str, key: int, offset: int, *, deleted: str = "false") -> Message:
+        more = {"__deleted": deleted, "__op": "d" if deleted == "true" else "u", "__schema": "s", "__table": table}
+        return Message({"id": key, "name": "a", **more}, offset, {"id": key})
+
+    said = [row("t", 1, 0), row("t", 2, 1, deleted="true"), Message(None, 2, {"id": 2}), row("other", 9, 3)]
+    records = raw_records([*said, row("t", 3, 4)])
+    table = spec(COLUMNS, options={"flattened": "true"}, source_tables=("s.t",), is_mixed=True)
+    found = []
+    for batches in ([records], [records.slice(0, 2), records.slice(2)]):
+        rows = pa.Table.from_batches(ChangelogDecoder("debezium-json", table)(batches)).to_pylist()
+        found.append(sorted(str((row["id"], row[BAD] and row[BAD]["error_class"])) for row in rows))
+    assert found[0] == ["(1, None)", "(2, None)", "(3, None)", "(None, 'other_table')"]
+    assert found[1] == found[0]

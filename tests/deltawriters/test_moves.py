@@ -357,3 +357,74 @@ def _read(said: list[tuple[Message, bool]]) -> pa.RecordBatch:
     (rows,) = ChangelogDecoder("debezium-json", SPEC)([records])
     rows = rows.append_column("tags", pa.nulls(len(rows), pa.list_(pa.string())))
     return rows.append_column(HASH, pa.array(xxhash64([rows.column("id")]).view(np.int64)))
+
+
+Told = tuple[int, int, Any, bool | None]
+"""Offset, key, value, and whether the headers say that the row goes on."""
+
+
+def _image(key: int, region: str | None, note: str | None) -> dict[str, Any]:
+    return {"id": key, "region": region, "note": note}
+
+
+def _sets(offset: int, key: int, region: str, note: str) -> Told:
+    return offset, key, {"op": "c", "before": None, "after": _image(key, region, note)}, None
+
+
+def _leaves(offset: int, key: int, region: str | None, note: str, told: bool | None = True) -> Told:
+    return offset, key, {"op": "d", "before": _image(key, region, note), "after": None}, told
+
+
+def _changes_key(offset: int, old: tuple[int, str, str], new: tuple[int, str, str]) -> Told:
+    return offset, new[0], {"op": "u", "before": _image(*old), "after": _image(*new)}, None
+
+
+def _commit(table: Table, *events: Told) -> None:
+    records = raw_records([Message(value, offset, {"id": key}) for offset, key, value, _ in events])
+    records = records.append_column(MOVED_AWAY, pa.array([told for *_, told in events], pa.bool_()))
+    rows = pa.Table.from_batches(ChangelogDecoder("debezium-json", SPEC)([records])).combine_chunks()
+    (batch,) = rows.to_batches()
+    batch = batch.append_column("tags", pa.nulls(len(batch), pa.list_(pa.string())))
+    table.commit(batch.append_column(HASH, pa.array(xxhash64([batch.column("id")]).view(np.int64))))
+
+
+@pytest.mark.parametrize(
+    ("stored", "changes"),
+    [
+        (
+            (2, "a", '{"a": 1}'),
+            [_leaves(10, 2, "a", '{"a":1}'), (11, 2, None, True), _sets(12, 10, "a", '{"a":1}')],
+        ),
+        ((2, "a", '{"a": 1}'), [_changes_key(10, (2, "a", '{"a":1}'), (10, "a", '{"a":1}'))]),
+        ((2, "a", '{"a": 1}'), [_leaves(10, 2, "a", '{"a":1}', told=None), _sets(12, 10, "a", '{"a":1}')]),
+        (
+            (2, "12.50", "3.00"),
+            [_leaves(10, 2, "0.00", "0.00"), (11, 2, None, True), _sets(12, 10, "12.50", "3.00")],
+        ),
+        ((2, "12.50", "3.00"), [_changes_key(10, (2, "0.00", "0.00"), (10, "12.50", "3.00"))]),
+    ],
+)
+def test_other_spellings_and_made_up_texts_are_no_other_row(tmp_path: Any, stored: Row, changes: list[Told]) -> None:
+    table = Table(str(tmp_path))
+    _commit(table, _sets(0, *stored))  # type: ignore[arg-type]
+    _commit(table, *changes)
+    last = changes[-1][2]["after"]
+    assert table.rows() == [(10, last["region"], last["note"])]
+
+
+def test_images_of_the_key_only_beside_whole_ones(tmp_path: Any) -> None:
+    """After ALTER TABLE … REPLICA IDENTITY FULL, or from shards of which some have it."""
+    table = Table(str(tmp_path))
+    _commit(table, _sets(0, 2, "a", "n2"), _sets(1, 5, "b", "n5"))
+    of_the_key = [_leaves(10, 2, "", ""), (11, 2, None, True), _sets(12, 20, "a", "n2")]
+    _commit(table, *of_the_key, _leaves(13, 5, "b", "n5"), (14, 5, None, True), _sets(15, 50, "b", "n5"))
+    assert table.rows() == [(20, "a", "n2"), (50, "b", "n5")]
+
+
+@pytest.mark.parametrize("tombstone", [14, 15], ids=["next to its delete", "after the mark of a transaction"])
+def test_the_tombstone_of_a_row_that_goes_on(tmp_path: Any, tombstone: int) -> None:
+    table = Table(str(tmp_path))
+    _commit(table, _sets(0, 1, "a", "n1"), _sets(1, 2, "b", "n2"))
+    first = [_leaves(10, 1, "a", "n1"), (11, 1, None, True), _sets(12, 2, "a", "n1")]
+    _commit(table, *first, _leaves(13, 2, "b", "n2"), (tombstone, 2, None, True), _sets(16, 3, "b", "n2"))
+    assert table.rows() == [(2, "a", "n1"), (3, "b", "n2")]
