@@ -198,7 +198,9 @@ class FilesSource(Directories):
             reader = frame.sparkSession.read.options(**self._options()).option("__globPaths__", "false")
             if is_parquet:
                 schema = schema or columns_to_read(self._specs[table.target])
-                records = reader.schema(schema).parquet(*paths).select("*", *_places(_PARQUET))
+                # from the names of folders below the base Spark takes values of columns, as in the stream
+                reader = reader.option("basePath", table.source).schema(schema)
+                records = reader.parquet(*paths).select("*", *_places(_PARQUET))
             else:
                 records = reader.format("text").load(paths).select("value", *_places(_TEXT))
         records = _numbered(records, SOURCE if is_parquet else "source", fresh)

@@ -282,3 +282,19 @@ def test_the_order_of_files_when_their_bytes_end_a_micro_batch(spark: SparkSessi
     job.run()
     shown = [job.rows(f"{job.target}.snapshot_id_{each['snapshot_id']}") for each in job.snapshots()]
     assert [row["region"] for rows in shown for row in rows] == ["9", "2", "4", "0"]
+
+
+@pytest.mark.spark
+def test_columns_from_the_names_of_folders_in_a_part_of_a_micro_batch(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, file_format="parquet", key=("id",))
+    job.sections = {"source": {"options": {"maxFilesPerTrigger": "1"}}}
+    for key, region in enumerate(("eu", "us")):
+        path = job.write_records(
+            [{"row_kind": "+I", "seq": 1, "id": key}],
+            pa.schema({"row_kind": pa.string(), "seq": pa.int64(), "id": pa.int64()}),
+        )
+        folder = path.parent / f"region={region}"
+        folder.mkdir()
+        path.rename(folder / path.name)
+    job.run()
+    assert job.rows() == [{"id": 0, "region": "eu"}, {"id": 1, "region": "us"}]
