@@ -52,6 +52,10 @@ MISSING_ARE_NULL = ("null", "unavailable", "reject")
 PARTITION_REMOVED = "a partition was dropped or truncated: no key says which rows that removed; remove them by hand"
 
 _SEPARATOR = "\x1f"
+_QUOTED = r'"(?:[^"\\]|\\.)*"'
+_FLAT = rf'(?:[^{{}}"]|{_QUOTED})*'
+_NESTED = rf'(?:[^{{}}"]|{_QUOTED}|\{{{_FLAT}\}})*'
+"""JSON without unpaired braces, as a pattern: any number of texts, objects without objects in them, and the rest."""
 _REMOVES_PARTITION = r"(?i)\b(?:drop|truncate)\s+partition\b"
 
 
@@ -513,27 +517,23 @@ class Lacks:
 
         :param among: flags the rows that matter; the others get false.
         """
-        found, doubtful = dict[str, npt.NDArray[np.bool_]](), dict[str, Ints]()
+        found, open_ = dict[str, npt.NDArray[np.bool_]](), dict[str, Ints]()
         among = pc.and_(among, self._images.is_valid())
         for name in names:
-            absent = pc.and_(among, at_field(self._images, name).is_null())
+            marked = pc.and_(among, self._marked(name) if self._marked is not None else pa.scalar(False))
+            found[name] = marked.to_numpy(zero_copy_only=False).copy()
+            absent = pc.and_not(pc.and_(among, at_field(self._images, name).is_null()), marked)
             if self._changed is not None:
                 absent = pc.and_not(absent, at_field(self._changed, name).is_valid())
-            marked = self._marked(name) if self._marked is not None else pa.scalar(False)
-            found[name] = pc.and_(among, marked).to_numpy(zero_copy_only=False).copy()
-            if len(nulls := np.flatnonzero(absent)):
-                doubtful[name] = nulls
-        if not doubtful:
-            return {name: pa.array(flags) for name, flags in found.items()}
-        side = json.dumps(self._side, ensure_ascii=False)
-        # if only one field of each message has this name, it is the one with the image
-        if pc.sum(pc.count_substring(self._values, side)).as_py() == len(self._values):
-            doubtful = {name: self._not_stated(name, rows) for name, rows in doubtful.items()}
-        searched = np.unique(np.concatenate([*doubtful.values(), np.empty(0, np.int64)]))
-        texts = self._texts(searched)
-        for name, rows in doubtful.items():
-            if len(rows):
-                found[name][rows] |= self._lacking(name, rows, texts.take(pa.array(np.searchsorted(searched, rows))))
+            if len(nulls := np.flatnonzero(absent)) and len(unstated := self._unstated(name, nulls)):
+                open_[name] = unstated
+        if open_:
+            unread = self._unread(np.unique(np.concatenate(list(open_.values()))))
+            for name, rows in open_.items():
+                found[name][rows] = True
+                for row in np.intersect1d(rows, unread).tolist():
+                    image = self._image(row)
+                    found[name][row] = image is not None and name not in image
         return {name: pa.array(flags) for name, flags in found.items()}
 
     def rejected(self, record: pa.Array) -> Iterator[Rejected]:
@@ -545,31 +545,29 @@ class Lacks:
             deep = pa.array(np.isin(self._message, list(self._too_deep)))
             yield from rejected(record, deep, BadRecord.UNPARSEABLE, "the value is nested too deeply")
 
-    def _not_stated(self, name: str, rows: Ints) -> Ints:
-        """The rows, of those whose value is null, that don't surely state it. Most rows state their nulls, and a search
-        for them is fast.
+    def _unstated(self, name: str, rows: Ints) -> Ints:
+        """The rows, of those whose value is null, whose image isn't seen to have the field. Most rows state their
+        nulls.
         """
-        side, field = (re.escape(json.dumps(part, ensure_ascii=False)) for part in (self._side, name))
-        image = rf"{side}:\{{[^{{}}\\]*{field}:null"
-        if self._place is not None:  # the row must be alone in its list
-            image = rf"{side}:\[\{{[^{{}}\\]*{field}:null[^{{}}\\]*\}}\]"
+        field = rf"{_NESTED}{_name(name)}{_NESTED}"
+        unstated: Ints = rows[~self._matches(self._pattern(field), rows)]
+        return unstated
+
+    def _unread(self, rows: Ints) -> Ints:
+        """The rows whose image `_unstated` can't see, or may have names with escapes: their messages must be parsed."""
+        plain = self._matches(self._pattern(_NESTED), rows) & ~self._matches(r"\\[u/]", rows)
+        unread: Ints = rows[~plain]
+        return unread
+
+    def _matches(self, pattern: str, rows: Ints) -> npt.NDArray[np.bool_]:
         texts = self._values.take(pa.array(self._message[rows]))
-        stated = pc.match_substring_regex(texts, image).to_numpy(zero_copy_only=False)
-        open_: Ints = rows[~stated]
-        return open_
+        matches: npt.NDArray[np.bool_] = pc.match_substring_regex(texts, pattern).to_numpy(zero_copy_only=False)
+        return matches
 
-    def _lacking(self, name: str, rows: Ints, texts: pa.Array) -> npt.NDArray[np.bool_]:
-        """Flags the rows, of those whose value is null, that lack the field.
-
-        :param texts: `_texts` of the rows.
-        """
-        # quotes within texts are escaped, so what has plain ones before a colon is a field
-        stated = pc.match_substring_regex(texts, rf"{re.escape(json.dumps(name, ensure_ascii=False))}\s*:")
-        found: npt.NDArray[np.bool_] = pc.fill_null(pc.invert(stated), False).to_numpy(zero_copy_only=False).copy()
-        for number in np.flatnonzero(texts.is_null().to_numpy(zero_copy_only=False)).tolist():
-            image = self._image(int(rows[number]))
-            found[number] = image is not None and name not in image
-        return found
+    def _pattern(self, content: str) -> str:
+        """Matches a message by what is between the braces of its image. In a list, the image must be the only one."""
+        image = rf"\{{{content}\}}" if self._place is None else rf"\[\s*\{{{content}\}}\s*\]"
+        return rf"^\s*\{{{_NESTED}{_name(self._side)}{image}"
 
     def _image(self, row: int) -> Any:
         """The image of a row as Python has it. None if its message is nested too deeply."""
@@ -583,20 +581,10 @@ class Lacks:
         images = self._parsed[message]
         return images if images is None or self._place is None else images[int(self._place[row])]
 
-    def _texts(self, rows: Ints) -> pa.Array:
-        """The texts between the braces of rows' images. Null where an image has other braces (also in a value) or
-        escapes, or the message has several such images: such a message must be parsed.
-        """
-        if self._place is not None or not len(rows):
-            return pa.nulls(len(rows), pa.binary())
-        values = self._values.take(pa.array(self._message[rows]))
-        image = re.escape(json.dumps(self._side, ensure_ascii=False))
-        found = pc.extract_regex(values, rf"{image}\s*:\s*\{{(?P<text>[^{{}}\\]*)\}}")
-        found = pc.struct_field(found, ["text"])
-        alone = pc.equal(pc.count_substring_regex(values, rf"{image}\s*:"), 1)
-        # with an odd number of quotes, the closing brace is in the middle of a text
-        whole = pc.equal(pc.bit_wise_and(pc.count_substring(found, '"'), 1), 0)
-        return pc.if_else(pc.and_(alone, whole), found, pa.scalar(None, found.type))
+
+def _name(field: str) -> str:
+    """A pattern for the name of a field of an object."""
+    return rf"{re.escape(json.dumps(field, ensure_ascii=False))}\s*:\s*"
 
 
 # Spellings that several tools have in common.

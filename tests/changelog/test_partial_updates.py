@@ -332,6 +332,17 @@ def test_what_a_message_lacks_is_found_in_any_spelling() -> None:
             assert ("SHELF" not in found[1]) == is_lacking, (image, found)
 
 
+def test_what_a_message_lacks_is_told_by_itself() -> None:
+    """Also beside a message that spells the image's field with escapes, and so has its name one time less."""
+    records = messages(
+        '{"type":"update","d\\u0061ta":{"id":1,"title":"a","shelf":"b"}}',
+        '{"type":"update","x":{"data":{"title":null,"shelf":null}},"data":{"id":2}}',
+    )
+    whole, partial = told(decoded("maxwell-json", records, DMS))
+    assert whole == ("+U", {"id": 1, "title": "a", "shelf": "b"})
+    assert partial == ("+U", {"id": 2})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "columns"),
     [("ogg-json", ogg({"ID": 1}), OGG), ("dms-json", dms({"id": 1}), DMS)],
@@ -408,6 +419,7 @@ def test_what_images_lack_is_what_json_says(given_: list[Any], spelling: dict[st
         assert [sorted(lacking[number]) for number in order] == expected, (name, texts)
 
 
+@settings(deadline=None)
 @given(st.lists(st.lists(st.booleans(), min_size=11, max_size=11), min_size=1, max_size=20), st.integers(1, 11))
 def test_bits_tell_which_columns_are_lacking(flags: list[list[bool]], columns: int) -> None:
     lacking = np.array(flags)[:, :columns]
