@@ -328,7 +328,8 @@ def assert_accounted(
     """Each message ends as changes or as a bad record with its value, and the same happens if it is alone.
 
     :param is_ignored: whether a message that can be parsed should leave no trace.
-    :param tombstones: which of them delete the rows of their keys, unless they come right after another delete.
+    :param tombstones: which of them delete the rows of their keys, unless they come right after another delete, be it
+        a bad record.
     :param table_of: the table that a message names.
     """
     together = _by_offset(decode(name, _keyed(messages), table))
@@ -343,7 +344,7 @@ def assert_accounted(
             assert not [d.kind for d in found if d.kind != "-D"]
         elif is_tombstone:
             before = together.get(offset - 1, [])
-            follows = [d.kind for d in before if not d.bad] == ["-D"] and messages[offset - 1][0] == message[0]
+            follows = [d.kind for d in before] == ["-D"] and messages[offset - 1][0] == message[0]
             assert found or follows, message
         elif not found:
             assert is_ignored(parse(value)), value  # type: ignore[arg-type]
