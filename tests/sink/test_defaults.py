@@ -12,7 +12,6 @@ from pyspark.sql import SparkSession
 from sink.spark.versions import to_arrow
 from tests.rewrites import only_sink, rewritten_files
 from tests.sink.harness import Job, by_pyiceberg, merging_soon
-from tests.sink.test_readers import by_duckdb
 
 pytestmark = pytest.mark.spark
 
@@ -129,15 +128,3 @@ def test_an_older_format_warns(spark: SparkSession, tmp_path: Path, caplog: pyte
     ]
     assert "c1 = 11" in warning
     assert f"UPDATE {job.target}" in warning
-
-
-def test_other_engines_read_it(spark: SparkSession, tmp_path: Path) -> None:
-    job = new_job(spark, tmp_path, 3)
-    job.write_text(old(1, 1))
-    job.run()
-    job.write_text(event({"id": 2, "name": "x"} | LATER, 20, is_new=True))
-    job.run()
-    metadata = Path(str(job.java_table().operations().current().metadataFileLocation()).removeprefix("file:"))
-    rows = by_duckdb(metadata).to_pylist()
-    assert {row["id"]: (row["c1"], row["state"]) for row in rows} == {1: (11, "new"), 2: (1, None)}
-    assert {row["id"]: row for row in rows} == {row["id"]: row for row in by_pyiceberg(job)}

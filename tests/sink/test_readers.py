@@ -20,6 +20,7 @@ from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from benchmarks.workload import TABLE_SCHEMA, Workload
+from tests.sink import test_defaults as defaults
 from tests.sink.harness import Job
 
 pytestmark = pytest.mark.spark
@@ -168,3 +169,15 @@ def test_a_small_vector_beside_a_large_one(spark: SparkSession, tmp_path: Path) 
         rows = read(_latest_metadata(job)).to_pydict()
         assert dict(zip(rows["id"], rows["region"], strict=True)) == regions
         assert len(rows["id"]) == len(regions)
+
+
+def test_columns_with_defaults(spark: SparkSession, tmp_path: Path) -> None:
+    job = defaults.new_job(spark, tmp_path, 3)
+    job.write_text(defaults.old(1, 1))
+    job.run()
+    job.write_text(defaults.event({"id": 2, "name": "x"} | defaults.LATER, 20, is_new=True))
+    job.run()
+    metadata = Path(str(job.java_table().operations().current().metadataFileLocation()).removeprefix("file:"))
+    rows = by_duckdb(metadata).to_pylist()
+    assert {row["id"]: (row["c1"], row["state"]) for row in rows} == {1: (11, "new"), 2: (1, None)}
+    assert {row["id"]: row for row in rows} == {row["id"]: row for row in by_pyiceberg(metadata).to_pylist()}
