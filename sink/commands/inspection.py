@@ -100,9 +100,8 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         if warning is not None:
             yield f"  WARNING: {warning}"
         order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
-        group = f", group {section.group}" if section.group is not None else ""
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
-        yield f"  mode {section.mode}{how}{group}"
+        yield f"  mode {section.mode}{how}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)
         yield f"  maintenance: {maintenance.shown(can_rewrite=section.mode != 'append')}"
         for warning in plan.warnings:
@@ -214,8 +213,6 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
             yield f"{section.source} -> {section.target}: {found}"
             continue
         table, position = found
-        if section.group is not None:
-            yield f"group {section.group}:"
         last = table.last_commit()
         if last is None:
             yield f"{section.target}: empty, no {table.snapshot_word}"

@@ -32,6 +32,7 @@ from sink.config.options import (
     is_delta,
 )
 from sink.config.references import REFERENCE, resolve
+from sink.config.removed import REMOVED
 from sink.config.section import Section, Text, as_text
 from sink.errors import ConfigError
 from sink.redaction import MASK, is_secret, masked, remember
@@ -368,7 +369,6 @@ class TableSection(Section):
     merge_small_files: bool = True
     compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
-    group: Annotated[str, Field(min_length=1)] | None = None
     shared_with: list[str] = Field(default_factory=list)
     source_tables: list[str] = Field(default_factory=list)
     other_tables: Literal["reject", "ignore"] = "reject"
@@ -847,18 +847,7 @@ class Config(Section):
 
     def _check_patterns(self) -> None:
         for number, table in enumerate(self.tables):
-            if table.group is not None and self.source.type == "files":
-                raise MisplacedError(
-                    f"table {table.target}: group needs source.type: kafka; with files each table has a stream of its "
-                    "own",
-                    *("tables", number, "group"),
-                )
             if not table.is_pattern:
-                if table.group is not None and _REFERENCE.search(table.group):
-                    raise MisplacedError(
-                        f"table {table.target}: group {table.group} refers to a group, but target does not",
-                        *("tables", number, "group"),
-                    )
                 continue
             text = table.source.rpartition("/")[2] if self.source.type == "files" else table.source
             try:
@@ -869,7 +858,7 @@ class Config(Section):
                     f"{text!r} is not valid: {error}",
                     *("tables", number, "source"),
                 ) from None
-            for reference in _REFERENCE.finditer(f"{table.target} {table.group or ''}"):
+            for reference in _REFERENCE.finditer(table.target):
                 if not 1 <= int(reference[1] or reference[2]) <= groups:
                     raise MisplacedError(
                         f"table {table.target}: {reference[0]} names a group that source {text!r} does not have; it "
@@ -1179,6 +1168,9 @@ def _explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     kind, value = problem["type"], problem.get("input")
     shown = MASK if any(is_secret(str(part)) for part in path) else masked(_shown(value))
     if kind == "extra_forbidden":
+        instead = REMOVED.get(".".join(str(part) for part in path if not isinstance(part, int)))
+        if instead is not None:
+            return f"{where}this key is gone. {instead}."
         known = _known_keys(path[:-1])
         return f"{where}unknown key{did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
     if kind == "missing":

@@ -349,9 +349,9 @@ class TableSink:
         return Pending(batch_id, batch, None)
 
     def share(self, batch: TableBatch) -> TableShare | None:
-        """The table's share in a joint job. None if the table needs a job of its own (`prepare_batch`).
+        """The table's share in a joint job. None if the table needs a job of its own (`apply_batch`).
 
-        The caller must pass the job's result to `prepare_share`, or call `discard`.
+        The caller must pass the job's result to `apply_share`, or call `discard`.
         """
         if batch.share is None or not is_small(batch.estimated_rows) or not self.plan.is_decoded_whole:
             return None
@@ -374,8 +374,11 @@ class TableSink:
         """Take responsibility for the files that a joint job wrote for this table."""
         self._uncommitted.paths = list(paths)
 
-    def prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
-        """Like `prepare_batch`, for files that a joint job wrote. Call `take_over` first."""
+    def apply_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Written:
+        """Like `apply_batch`, for files that a joint job wrote. Call `take_over` first."""
+        return self.commit(self._prepare_share(batch_id, share, result))
+
+    def _prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
         batch = share.batch
         try:
             stated: dict[tuple[str, ...] | str, tuple[int, int]] = {}
@@ -404,7 +407,7 @@ class TableSink:
         logs.note_snapshot(self._base)
 
     def commit(self, pending: Pending) -> Written:
-        """Commit what `prepare_batch` or `prepare_share` wrote. Returns what was committed.
+        """Commit what `prepare_batch` wrote. Returns what was committed.
 
         This is the only loop around a refused commit. What goes on depends on what others have done meanwhile: the same
         files are sent again, or with other deletes of earlier rows, or the micro-batch is written again.

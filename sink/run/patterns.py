@@ -80,13 +80,11 @@ def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedT
     key = table.keys.get(match.string, table.keys.get(match.string.rpartition("/")[2], table.key))
     named = table.model_copy(update={"source": match.string, "key": key, "keys": {}})
     try:
-        changes = {"target": table.expand(table.target, match)}
-        if table.group is not None:
-            changes["group"] = table.expand(table.group, match)
+        target = table.expand(table.target, match)
     except ValueError as error:
         refusal = ConfigError(f"{path}: {error}. Correct the pattern, or name the table.")
         return ResolvedTable(named, path, match, refusal)
-    return ResolvedTable(named.model_copy(update=changes), path, match)
+    return ResolvedTable(named.model_copy(update={"target": target}), path, match)
 
 
 def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> list[ResolvedTable]:

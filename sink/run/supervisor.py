@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -27,7 +27,7 @@ from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TemporaryError, summary
 from sink.redaction import masked
-from sink.run.attempt import Pending, TableShare
+from sink.run.attempt import TableShare
 from sink.run.inference import stated_keys
 from sink.run.joint import JointWriter
 from sink.run.microbatch import TableSink
@@ -141,7 +141,6 @@ class Supervisor:
         self.closed = False
         self.stopping = False
         """No more tables are to be opened. A micro-batch in progress is still finished."""
-        self._setting_aside = Lock()
         self.turns = BoundedSemaphore(threads)
         """Only this many queries may apply a micro-batch at the same time."""
         self._joint = JointWriter(spark)
@@ -250,16 +249,13 @@ class Supervisor:
             log.warning("can't look at the messages' keys before the first micro-batch, which compares them: %s", what)
 
     def take_up(self, members: Sequence[Member]) -> list[Member]:
-        """Let the tables work that `open` opened, except those whose group has another table that failed. Call this
-        while none of their queries applies a micro-batch.
+        """Let the tables work that `open` opened. Call this while none of their queries applies a micro-batch.
 
         :return: the tables that work now.
         """
         for member in members:
-            with member.turn, self._setting_aside:  # in this order, as whoever has a turn may set tables aside
+            with member.turn:
                 member.sink, member.opened, member.error = member.opened, None, None
-        with self._setting_aside:
-            self._have_groups_wait(members)
         return [member for member in members if member.works]
 
     def locate(self, members: Sequence[Member]) -> list[Member]:
@@ -273,8 +269,6 @@ class Supervisor:
         failures = self._source.locate([(sink.plan.section, sink.position) for sink in sinks.values()], from_start)
         for name, error in failures.items():
             self.set_aside(self.members[name], error)
-
-        # a table also waits if another one of its group failed
         found = [member for member in members if member.works]
 
         def remember(member: Member) -> None:
@@ -313,7 +307,6 @@ class Supervisor:
     def _apply_together(self, stream: Stream, batch_id: int, frame: DataFrame, members: list[Member]) -> None:
         batches: dict[str, TableBatch] = {}
         shares: dict[str, TableShare] = {}
-        pending: dict[str, Pending] = {}
 
         def begin(member: Member) -> None:
             sink = _sink(member)
@@ -327,29 +320,23 @@ class Supervisor:
                 if share is not None:
                     shares[member.source] = share
 
-        def prepare(member: Member) -> None:
+        def apply(member: Member) -> None:
             sink, source = _sink(member), member.source
             written = results.pop(source, None)
-            pending[source] = (
-                sink.prepare_batch(batch_id, batches[source])
+            applied = (
+                sink.apply_batch(batch_id, batches[source])
                 if written is None
-                else sink.prepare_share(batch_id, shares[source], written)
+                else sink.apply_share(batch_id, shares[source], written)
             )
+            self._note_commit(member, applied)
 
-        def apply(member: Member) -> None:
-            prepare(member)
-            self._note_commit(member, _sink(member).commit(pending[member.source]))
+        def work(some: Iterable[Member]) -> list[Future[None]]:
+            return [submit(self._attempt, apply, member) for member in some]
 
         submit = self._submitter(self._pool)
         results: dict[str, Mapping[str, Any]] = {}
         _finish(submit(self._attempt, begin, member) for member in members)
         members = [member for member in members if member.source in batches and member.works]
-        units = list(_together(members))
-        alone = {unit[0].source for unit in units if len(unit) == 1}
-
-        def work(some: Iterable[Member]) -> list[Future[None]]:
-            return [submit(self._attempt, apply if m.source in alone else prepare, m) for m in some]
-
         sinks = {member.source: _sink(member) for member in members if member.source in shares}
         try:
             # the tables with jobs of their own don't wait for the joint job
@@ -357,7 +344,6 @@ class Supervisor:
             if len(sinks) > 1 and not self._is_ending():
                 results |= self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
             _finish(futures + work(member for member in members if member.source in sinks))
-            _finish(submit(self._commit_group, unit, pending) for unit in units if len(unit) > 1)
         finally:
             for source in results:  # results are left over only if the job is ending
                 sinks[source].discard()
@@ -377,20 +363,6 @@ class Supervisor:
         self.tally.add(changes=written.read - written.bad, bad=written.bad)
         member.commits += 1
         member.failures = 0
-
-    def _commit_group(self, unit: Sequence[Member], pending: dict[str, Pending]) -> None:
-        """Commit a group's tables one right after the other. If one of them failed, discard what isn't committed."""
-
-        def commit(member: Member) -> None:
-            self._note_commit(member, _sink(member).commit(pending[member.source]))
-
-        written = [member for member in unit if member.source in pending]
-        while written:
-            if any(member.error is not None for member in unit) or self._is_ending():
-                for member in written:
-                    _sink(member).discard()
-                return
-            self._attempt(commit, written.pop(0))
 
     def _submitter(self, pool: ThreadPoolExecutor) -> Callable[..., Future[None]]:
         """A function that submits work to a pool, with this thread's thread-local properties of Spark.
@@ -428,7 +400,7 @@ class Supervisor:
         return self.stopping or self._is_ending()
 
     def _attempt(self, work: Callable[[Member], None], member: Member) -> None:
-        """Do a table's work. If it fails, set the table aside with its group."""
+        """Do a table's work. If it fails, set the table aside."""
         if self._is_ending():
             return
         with logs.about(table=member.target):
@@ -438,48 +410,25 @@ class Supervisor:
                 self.set_aside(member, error)
 
     def set_aside(self, culprit: Member, error: Exception) -> None:
-        """Stop applying changes to a table for a while, and to the others of its group."""
-        with self._setting_aside:
-            culprit.fail(error)
-            self._have_group_wait(culprit)
+        """Stop applying changes to a table for a while."""
+        culprit.fail(error)
         if jvms.ending:  # a signal ends the process, and whatever fails without a JVM has nothing to say
             return
         if is_harmless(error):
             self._observer(TableWaits(culprit.target, summary(error)))
         else:
             self._observer(TableFailed(culprit.target, type(error).__name__, summary(error)))
-        group = culprit.resolved.section.group
-        others = f", with the others of group {group}" if len(self._group_of(culprit)) > 1 else ""
         if is_harmless(error):
-            log.warning("%s It is opened again%s.", summary(error), others)
+            log.warning("%s It is opened again.", summary(error))
         elif not self._ends_with(error):  # or it is the job's last word
             known = (RowdeltaError, PySparkException, Py4JError)  # the last two have long tracebacks from Java
             unexpected = None if isinstance(error, known) else error
-            log.error("%s set aside%s: %s", culprit.target, others, summary(error), exc_info=unexpected)
+            log.error("%s set aside: %s", culprit.target, summary(error), exc_info=unexpected)
 
     def _ends_with(self, error: Exception) -> bool:
         """Whether one table's error ends the job, and so is printed at the end."""
         stops_job = isinstance(error, RowdeltaError) and error.stops_job
         return len(self.taken()) == 1 or self._config.sink.on_table_error == "stop" or stops_job
-
-    def _group_of(self, member: Member) -> list[Member]:
-        """All tables of the member's group, or the member alone if it has no group."""
-        group = member.resolved.section.group
-        if group is None:
-            return [member]
-        return [other for other in self.members.values() if other.resolved.section.group == group]
-
-    def _have_group_wait(self, culprit: Member) -> None:
-        """Set aside the other tables of a failed table's group too, so that none runs ahead. All of them are tried
-        again at the same time.
-        """
-        for member in self._group_of(culprit):
-            member.failures, member.retry_at = culprit.failures, culprit.retry_at
-            if member.error is None:
-                waiting = f"{member.target} waits for {culprit.target}, which is in the same group."
-                member.error = _WaitingError(waiting)
-                self._observer(TableWaits(member.target, waiting))
-                member.error.is_harmless = is_harmless(culprit.error)
 
     def _each(self, members: Sequence[Member], work: Callable[[Member], None], done: str) -> list[Member]:
         """Do work for tables in parallel. Tables that fail are set aside.
@@ -501,16 +450,7 @@ class Supervisor:
             line.end(f"{done} {fine:,} of {len(members):,} tables")
         for future in waiting:
             future.cancel()  # what has begun may take minutes, and nobody waits for it
-        with self._setting_aside:
-            self._have_groups_wait(members)
         return [member for member in members if member.works]
-
-    def _have_groups_wait(self, members: Sequence[Member]) -> None:
-        """Set aside each table whose group has another table that failed or waits for its next attempt."""
-        for member in members:
-            failed = [other for other in self._group_of(member) if other.error is not None]
-            if member.error is None and failed:
-                self._have_group_wait(min(failed, key=lambda other: isinstance(other.error, _WaitingError)))
 
     def _open(self, member: Member) -> None:
         if member.resolved.error is not None:
@@ -548,19 +488,6 @@ class Supervisor:
 def is_harmless(error: Exception | None) -> bool:
     """Whether opening the table again is enough after this error."""
     return isinstance(error, RowdeltaError) and error.is_harmless
-
-
-class _WaitingError(TemporaryError):
-    """The table itself is fine, but another table of its group failed."""
-
-
-def _together(members: Iterable[Member]) -> Iterator[list[Member]]:
-    """Tables by their group. A table without a group is alone."""
-    groups: dict[str, list[Member]] = {}
-    for member in members:
-        group = member.resolved.section.group
-        groups.setdefault(f"group {group}" if group is not None else member.source, []).append(member)
-    return iter(groups.values())
 
 
 def _sink(member: Member) -> TableSink:

@@ -73,6 +73,11 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
             "  idd: shop",
             r":2: sink\.idd: unknown key \(did you mean 'id'\?\)\. Known here: id, checkpoint, trigger",
         ),
+        (
+            "    key: [id]",
+            "    key: [id]\n    group: orders",
+            r":16: tables\[0\]\.group: this key is gone\. Each table is committed by itself\. Leave the key out\.",
+        ),
         ("  id: shop\n", "", r":1: sink\.id: missing\. Add it, for example `id: shop`"),
         ("  type: kafka", "  type: rabbit", r":5: source\.type: got 'rabbit', expected 'kafka' or 'files'"),
         ("    key: [id]", "    key: id", r":15: tables\[0\]\.key: got 'id', expected a list: \[id\]"),

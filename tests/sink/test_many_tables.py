@@ -26,7 +26,7 @@ from pyspark.sql import functions as F
 
 from sink.commands import inspection
 from sink.config import Config
-from sink.errors import ConfigError, DataError, RowdeltaError, TableError
+from sink.errors import ConfigError, DataError, TableError
 from sink.run import attempt, joint, supervisor
 from sink.run.attempt import TableShare
 from sink.run.joint import JointWriter
@@ -597,11 +597,8 @@ def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
 
 
 def test_each_table_is_compacted(shop: Shop, jobs: Jobs) -> None:
-    """A table of a group is compacted too, and one that a joint job writes. A table with fewer commits isn't."""
-    shop.entries = [
-        {"source": shop.topic(name), "target": shop.target(name), "group": group, "compact_every": 3}
-        for name, group in {"a": "shop", "b": "shop", "c": None, "idle": None}.items()
-    ]
+    """One that a joint job writes too. A table with fewer commits isn't."""
+    shop.entries[0] |= {"compact_every": 3}
     shop.create("a", "b", "c", "idle")
     for number in range(6):
         for name in ("a", "b", "c", "idle") if number < 2 else ("a", "b", "c"):
@@ -784,7 +781,7 @@ def test_computed_columns_take_a_job_of_their_own(shop: Shop, jobs: Jobs) -> Non
     assert jobs == [({"a", "b"}, {"a", "b"})]
 
 
-def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "") -> list[tuple[str, str]]:
+def recorded(monkeypatch: pytest.MonkeyPatch, slow: str) -> list[tuple[str, str]]:
     """("written" or "committed", table) in the order in which it happens. Table `slow` is written only when another
     has been committed.
     """
@@ -794,8 +791,6 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
 
     def writes(self: TableSink, *args: Any) -> Any:
         name = self.table.name.split(".")[-1]
-        if name == failing:
-            raise TableError(f"{name} can't be written")
         if name == slow:
             wait_until(lambda: any(what == "committed" for what, _ in events), 10)
         result = finish(self, *args)
@@ -815,83 +810,16 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str = "", failing: str = "")
     return events
 
 
-def grouped(shop: Shop) -> None:
-    shop.entries = [
-        {"source": rf"{shop.name}\.(order.*)", "target": f"lake.{shop.name}.$1", "group": "orders"},
-        {"source": rf"{shop.name}\.(.*)", "target": f"lake.{shop.name}.$1"},
-    ]
+def test_no_table_waits_for_a_slow_one(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
     shop.create("orders", "order_items", "other")
     for name in shop.content:
         shop.change(name, 10)
-
-
-def test_a_group_is_committed_together(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A group is committed only when all of its tables are written. Other tables don't wait for it."""
-    grouped(shop)
-    with monkeypatch.context() as patch:
-        events = recorded(patch, slow="orders")
-        shop.run()
+    events = recorded(monkeypatch, slow="orders")
+    shop.run()
     assert shop.is_exact()
     assert ("committed", "other") in events[: events.index(("written", "orders"))]
-    first = min(events.index(("committed", name)) for name in ("orders", "order_items"))
-    assert {name for what, name in events[:first] if what == "written"} >= {"orders", "order_items"}
     lines = list(inspection.status(shop.spark, shop.config()))
-    assert sum("group orders" in line for line in lines) == 2
     assert sum(line.startswith("  position: {") for line in lines) == 3
-
-
-def test_a_group_of_which_one_fails_stays_where_it_is(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    grouped(shop)
-    shop.run()
-    before = {name: shop.expected(name) for name in shop.content}
-    for name in shop.content:
-        shop.change(name, 10)
-    with monkeypatch.context() as patch:
-        recorded(patch, failing="orders")
-        with pytest.raises(RowdeltaError, match=r"(?s)2 of 3 tables failed.*orders can't be written.*waits for"):
-            shop.run()
-    assert shop.is_exact("other")
-    assert {name: shop.rows(name) for name in ("orders", "order_items")} == {
-        name: before[name] for name in ("orders", "order_items")
-    }
-    files = [path for path in _files(shop, "order_items") if path.suffix == ".parquet"]
-    named = {
-        row["file_path"] for row in shop.spark.sql(f"SELECT * FROM {shop.target('order_items')}.all_files").collect()
-    }
-    assert all(any(str(path) in name for name in named) for path in files), "what was written for nothing is deleted"
-    shop.run()
-    assert shop.is_exact()
-
-
-def test_a_group_waits_for_a_table_that_failed_alone(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
-    """Also those which had nothing in the micro-batch in which it failed; and when it can't even be opened."""
-    grouped(shop)
-    shop.run()
-    before = {name: shop.expected(name) for name in ("orders", "order_items")}
-    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
-    shop.change("order_items", 10)
-    shop.change("other", 10)
-    with pytest.raises(TableError, match=r"(?s)2 of 3 tables failed.*order_items waits for .*\.orders, which is in"):
-        shop.run()
-    assert shop.is_exact("other")
-    assert shop.rows("order_items") == before["order_items"]
-    shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
-    with shop.start() as running:
-        assert wait_until(lambda: shop.is_exact(), 60)
-        before = {name: shop.expected(name) for name in ("orders", "order_items")}
-        caplog.clear()
-        shop.spark.sql(f"ALTER TABLE {shop.target('orders')} ADD COLUMN extra string")
-        shop.change("orders", 10)
-        assert wait_until(
-            lambda: f"{shop.target('orders')} set aside, with the others of group orders" in caplog.text, 60
-        )
-        shop.change("order_items", 10)
-        shop.change("other", 10)
-        assert wait_until(lambda: shop.is_exact("other"), 60)
-        assert {name: shop.rows(name) for name in before} == before
-        shop.spark.sql(f"ALTER TABLE {shop.target('orders')} DROP COLUMN extra")
-        assert wait_until(lambda: shop.is_exact(), 60)
-    assert running.error is None
 
 
 def _files(shop: Shop, table: str) -> Sequence[Path]:

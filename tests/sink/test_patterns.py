@@ -51,10 +51,10 @@ def test_each_matching_topic_has_a_table() -> None:
     }
 
 
-def test_groups_go_anywhere_in_the_target_and_into_the_group() -> None:
-    entry = {"source": r"(\w+)\.(\w+)\.(\w+)", "target": "lake.$1.${3}2_of_$2", "group": "of $1"}
+def test_groups_go_anywhere_in_the_target() -> None:
+    entry = {"source": r"(\w+)\.(\w+)\.(\w+)", "target": "lake.$1.${3}2_of_$2"}
     (table,) = resolve_tables(config([entry]), ["db.public.orders"])
-    assert (table.section.target, table.section.group) == ("lake.db.orders2_of_public", "of db")
+    assert table.section.target == "lake.db.orders2_of_public"
     assert table.path == "tables[0]"
 
 
@@ -131,7 +131,6 @@ def test_of_a_path_only_the_last_part_is_a_pattern() -> None:
             r"source must be a regular expression, but 's\(\.\*' is not valid: missing \)",
         ),
         ({"source": "s(.*)", "target": "lake.$1"}, r"write catalog\.namespace\.table"),
-        ({"source": "s(.*)", "target": "lake.a.b", "group": "$1"}, r"group \$1 refers to a group, but target does not"),
     ],
 )
 def test_wrong_patterns(entry: Entry, message: str) -> None:
@@ -148,12 +147,6 @@ def test_subscribe_does_not_go_with_patterns() -> None:
     options = {"kafka.bootstrap.servers": "broker:9092", "subscribe": "a"}
     with pytest.raises(ValidationError, match=r"leave out source\.options\.subscribe"):
         config([SHOP], {"type": "kafka", "format": "row-kind", "options": options})
-
-
-def test_groups_need_kafka() -> None:
-    entry = {"source": "/a", "target": "lake.a.b", "group": "g", "order_by": ["seq"]}
-    with pytest.raises(ValidationError, match=r"group needs source\.type: kafka"):
-        config([entry], {"type": "files", "format": "row-kind"})
 
 
 def test_keys_are_the_exceptions_of_a_pattern() -> None:

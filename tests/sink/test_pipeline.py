@@ -6,9 +6,6 @@ import os
 import shutil
 import weakref
 from pathlib import Path
-from threading import Lock
-from typing import cast
-from unittest.mock import Mock
 
 import pytest
 from pyspark.sql import SparkSession
@@ -79,27 +76,6 @@ def test_tables_may_be_taken_in_while_others_are_looked_at(spark: SparkSession, 
     assert len(supervisor.enter(find_tables(config, source))) == 1
     assert len(list(looking)) == 1
     assert len(supervisor.members) == 2
-    supervisor.close()
-
-
-def test_a_table_s_turn_is_taken_before_the_lock_that_sets_tables_aside(tmp_path: Path) -> None:
-    """Whoever has a turn may take this lock, so the other order would end in waiting for each other."""
-
-    class Turn:
-        def __enter__(self) -> None:
-            assert not supervisor._setting_aside.locked()
-            entered.append(self)
-
-        def __exit__(self, *_: object) -> None:
-            pass
-
-    entered: list[Turn] = []
-    supervisor = Supervisor(Mock(), files_config(tmp_path, "n", a=f"{tmp_path}/a", b=f"{tmp_path}/b"), Mock(), {})
-    members = supervisor.enter(find_tables(supervisor._config, Mock()))
-    for member in members:
-        member.turn, member.opened = cast(Lock, Turn()), Mock()
-    assert supervisor.take_up(members) == members
-    assert len(entered) == 2
     supervisor.close()
 
 
