@@ -56,7 +56,7 @@ demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo
 stack: jdk setup ## Fetch what the servers of tests and demo-stack need, once: jars, Spark's packages
 	$(BIN)/python -m tests.stack.prepare
 
-demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog without Docker; pgbench's rows arrive in tables
+demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog without Docker; a bank's rows arrive in tables
 	$(BIN)/python -m tests.stack.demo
 
 # In three processes, each with a Spark of its own: two leave a third of two cores idle, since many tests wait.

@@ -1,8 +1,8 @@
 """`python -m benchmarks.verify`: what `rowdelta verify` takes, beside a plain scan of the table and of its source.
 
 A Postgres table and an Iceberg table have the same rows. A plain scan reads all columns of both by Spark, and adds up a
-hash of each row; Postgres is read in as many connections as `verify` has. Both are done in turns, by one session. It
-needs what `tests/stack` needs: Postgres, and a Kafka broker from packages.
+hash of each row; Postgres is read in as many connections as `verify` has. Both are done in turns, by one session.
+Postgres and Kafka come as packages, as in `tests/stack`.
 """
 
 import argparse

@@ -3,7 +3,6 @@
 import base64
 import json
 import signal
-import tempfile
 import threading
 import time
 from collections.abc import Iterator, Sequence
@@ -41,11 +40,8 @@ def postgres() -> Iterator[Postgres]:
 
 @pytest.fixture(scope="module")
 def mariadb() -> Iterator[MariaDB]:
-    with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        Path(folder).chmod(0o777)  # it runs as another user, who may not write into the tests' folder
-        patch.setenv("TMPDIR", folder)
-        with running_mariadb() as server:
-            yield server
+    with running_mariadb() as server:
+        yield server
 
 
 class Shop:

@@ -1,8 +1,8 @@
 """`make demo-stack`: a bank and a shop change, and their rows arrive in Iceberg and Delta tables, for you to watch.
 
 It starts the stack of docker-compose.yml from packages, without Docker, runs the same configuration
-(docs/examples/stack/sink.yaml) and pgbench, shows how the tables grow, compares them with their sources, and stops all
-of it. Ctrl-C ends it at any time.
+(docs/examples/stack/sink.yaml) and pgbench's transactions, shows how the tables grow, compares them with their sources,
+and stops all of it. Ctrl-C ends it at any time.
 """
 
 import argparse
@@ -57,8 +57,9 @@ _TABLES: Sequence[tuple[str, str, str, Read]] = [
 
 def main() -> int:
     arguments = argparse.ArgumentParser(prog="python -m tests.stack.demo", description=__doc__)
-    arguments.add_argument("--transactions", type=int, default=2500, help="that pgbench runs (default: 2500)")
+    arguments.add_argument("--transactions", type=int, default=2500, help="of the bank (default: 2500)")
     transactions = arguments.parse_args().transactions
+    print("fetching the databases unless they are here (`make stack` fetches all)", flush=True)
     if what := missing():
         print("\n".join(what), file=sys.stderr)
         return 1
@@ -74,7 +75,7 @@ def main() -> int:
 
 def _demo(transactions: int) -> int:
     with ExitStack() as ends:
-        # Ends after the stack: without its database pgbench ends too.
+        # Ends after the stack: without their database the bank's clients end too.
         threads = ends.enter_context(ThreadPoolExecutor())
         print("starting Postgres, MariaDB, Kafka, Connect, a registry, an S3 store and a REST catalog", flush=True)
         started = time.monotonic()
@@ -86,7 +87,7 @@ def _demo(transactions: int) -> int:
         sink = SinkProcess(EXAMPLE / "sink.yaml", stack.folder, environment(stack))
         ends.callback(sink.stop)
         ends.callback(_stopping)
-        workloads.load_bank(stack.postgres)
+        stack.postgres.execute(workloads.BANK)
         stack.postgres.execute((EXAMPLE / "postgres.sql").read_text(encoding="utf-8"))
         stack.mysql.execute((EXAMPLE / "mysql.sql").read_text(encoding="utf-8"))
         for name in ("postgres", "mysql"):
@@ -98,7 +99,7 @@ def _demo(transactions: int) -> int:
         print("the tables are loaded: rows in the table / in the source", flush=True)
         if failed := _compare(stack, sink):
             return failed
-        print(f"pgbench: {transactions} transactions, {RATE} a second", flush=True)
+        print(f"the bank: {transactions} transactions, {RATE} a second", flush=True)
         bank = threads.submit(workloads.run_bank, stack.postgres, transactions, rate=RATE)
         while not bank.done():
             _show(stack)

@@ -1,12 +1,13 @@
-"""MariaDB with a binlog of rows and GTIDs; it stands for MySQL, which Debian doesn't have."""
+"""MariaDB with a binlog of rows and GTIDs; it stands for MySQL, of which there is no package."""
 
 import os
 from contextlib import AbstractContextManager
 from pathlib import Path
 
 from tests.stack.container import has
+from tests.stack.jars import HERE, program
 from tests.stack.mysql import ContainerMySQL, MySQL
-from tests.stack.process import Process, as_user, finish, give_to, installed, running, unprivileged
+from tests.stack.process import Process, finish, running
 
 _SETTINGS = {
     "bind-address": "127.0.0.1",
@@ -33,12 +34,10 @@ class MariaDB(MySQL):
         self._data = folder / "data"
         self._temporary = folder / "tmp"
         self._first = folder / "first.sql"
-        self._os_user = unprivileged("mysql")
-        command = [program("mariadbd"), "--no-defaults", f"--datadir={self._data}", f"--port={self.port}"]
-        command += [f"--tmpdir={self._temporary}"]
+        command = [*self._command("mariadbd"), f"--port={self.port}", f"--tmpdir={self._temporary}"]
         command += [f"--{key}={value}" for key, value in _SETTINGS.items()]
         command += [f"--init-file={self._first}"]
-        self._runner = Process(command, folder / "mariadb.log", self._answers, user=self._os_user)
+        self._runner = Process(command, folder / "mariadb.log", self._answers)
 
     def start(self) -> None:
         """Start, or start again on the same port with the same databases; returns when the server serves."""
@@ -49,22 +48,32 @@ class MariaDB(MySQL):
     def _create(self) -> None:
         for folder in (self._data, self._temporary):
             folder.mkdir()
-            give_to(folder, self._os_user)
         # Run at each start.
         self._first.write_text(
             f"CREATE DATABASE IF NOT EXISTS {self.database} CHARACTER SET utf8mb4;\n"
             f"CREATE USER IF NOT EXISTS {self.user}@'127.0.0.1' IDENTIFIED BY '{self.password}';\n"
             f"GRANT ALL ON *.* TO {self.user}@'127.0.0.1';\n"
         )
-        command = [program("mariadb-install-db"), "--no-defaults", f"--datadir={self._data}"]
-        command += ["--auth-root-authentication-method=normal", "--skip-test-db", "--skip-name-resolve"]
+        command = [*self._command("mariadb-install-db"), "--auth-root-authentication-method=normal"]
+        command += ["--skip-test-db", "--skip-name-resolve"]
         environment = {**os.environ, "TMPDIR": str(self._temporary)}
-        finish(command, "mariadb-install-db failed", cwd=self._data, env=environment, **as_user(self._os_user))
+        finish(command, "mariadb-install-db failed", cwd=self._data, env=environment)
+
+    def _command(self, name: str) -> list[str]:
+        """One of MariaDB's programs with what all of them are told."""
+        command = [str(_program(name)), "--no-defaults", f"--basedir={server().parents[1]}", f"--datadir={self._data}"]
+        # it wants to be told that root means it
+        return command + ["--user=root"] * (os.geteuid() == 0)
 
 
-def program(name: str) -> str:
-    """The path of one of MariaDB's programs; ServiceError when it is not installed."""
-    return installed(name, map(Path, ("/usr/sbin", "/usr/local/sbin", "/usr/libexec")), "mariadb-server", "mariadb")
+def server() -> Path:
+    """The server's program; NotInstalledError when there is none."""
+    return _program("mariadbd")
+
+
+def _program(name: str) -> Path:
+    folders = map(Path, ("/usr/sbin", "/usr/local/sbin", "/usr/libexec"))
+    return program(name, HERE / "ivy-mariadb.xml", folders, "mariadb-server", "mariadb")
 
 
 def mysql_or_mariadb(folder: Path) -> MySQL:

@@ -1,4 +1,4 @@
-"""MySQL in a container. Where there is none, MariaDB stands for it, which Debian has."""
+"""MySQL in a container. Where there is none, MariaDB stands for it, of which there is a package."""
 
 from contextlib import closing
 

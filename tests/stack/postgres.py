@@ -1,16 +1,22 @@
 """PostgreSQL with logical decoding."""
 
+import atexit
+import os
+import shutil
 import signal
+import tempfile
 from contextlib import AbstractContextManager
+from functools import cache
 from pathlib import Path
 
 import psycopg
 
 from tests.stack.container import Container, has
-from tests.stack.process import Process, Service, as_user, finish, free_ports, give_to, installed, running, unprivileged
+from tests.stack.jars import HERE, cache_folder, program
+from tests.stack.process import Process, Service, as_user, finish, free_ports, running
 
-# Debian keeps the server's programs out of the PATH.
-_FOLDERS = "/usr/lib/postgresql"
+_USER = "nobody" if os.geteuid() == 0 else None
+"""As whom the server runs: it refuses root."""
 _SETTINGS = {
     "shared_buffers": "64MB",
     "fsync": "off",  # only a crash of the machine would show it
@@ -36,14 +42,13 @@ class Postgres(Service):
         self.jdbc_url = f"jdbc:postgresql://{self.host}:{self.port}/{self.database}"
         self.inside = f"{self.host}:{self.port}"
         self._data = folder / "data"
-        self._os_user = unprivileged("postgres")
         self._runner = self._container() if has("postgres") else self._local(folder / "postgres.log")
 
     def _local(self, log: Path) -> Process:
-        command = [program("postgres"), "-D", str(self._data), "-p", str(self.port)]
+        command = [str(_programs() / "postgres"), "-D", str(self._data), "-p", str(self.port)]
         command += _options(_SETTINGS | _LOCAL_SETTINGS)
         # SIGINT: it would wait for its clients after SIGTERM
-        return Process(command, log, self._answers, user=self._os_user, stop_signal=signal.SIGINT)
+        return Process(command, log, self._answers, user=_USER, stop_signal=signal.SIGINT)
 
     def _container(self) -> Container:
         container = Container("postgres", self.port, self._answers)
@@ -58,13 +63,6 @@ class Postgres(Service):
         if isinstance(self._runner, Process) and not self._data.exists():
             self._create()
         super().start()
-
-    def pgbench(self, *arguments: str) -> None:
-        """Run PostgreSQL's own benchmark in `database`; ServiceError with what it printed when it fails."""
-        if isinstance(self._runner, Container):
-            self._runner.run("pgbench", *arguments, self.url.replace(f"{self.host}:{self.port}", self.inside))
-        else:
-            finish([program("pgbench"), *arguments, self.url], "pgbench failed")
 
     def execute(self, script: str) -> None:
         """Run SQL statements, each in a transaction of its own unless the script says otherwise (`BEGIN; …`).
@@ -85,21 +83,41 @@ class Postgres(Service):
 
     def _create(self) -> None:
         self._data.mkdir()
-        give_to(self._data, self._os_user)
+        if _USER:
+            shutil.chown(self._data, _USER)
+            for parent in self._data.parents:
+                if parent.is_relative_to(tempfile.gettempdir()):
+                    parent.chmod(parent.stat().st_mode | 0o011)
         password = self._data.with_name("password")
         password.write_text(self.password)
-        command = [program("initdb"), "-D", str(self._data), "-U", self.user, f"--pwfile={password}", "--no-sync"]
-        command += ["--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
-        finish(command, "initdb failed", cwd=self._data, **as_user(self._os_user))
+        command = [str(_programs() / "initdb"), "-D", str(self._data), "-U", self.user, "--no-sync"]
+        command += [f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
+        finish(command, "initdb failed", cwd=self._data, **as_user(_USER))
 
 
 def _options(settings: dict[str, str]) -> list[str]:
     return [part for key, value in settings.items() for part in ("-c", f"{key}={value}")]
 
 
-def program(name: str) -> str:
-    """The path of one of PostgreSQL's programs; ServiceError when it is not installed."""
-    return installed(name, sorted(Path(_FOLDERS).glob("*/bin"), reverse=True), "postgresql", "postgresql")
+def server() -> Path:
+    """The server's program; its others are beside it. NotInstalledError when there is none."""
+    # Debian keeps it out of the PATH
+    folders = sorted(Path("/usr/lib/postgresql").glob("*/bin"), reverse=True)
+    return program("postgres", HERE / "ivy-postgres.xml", folders, "postgresql", "postgresql")
+
+
+@cache
+def _programs() -> Path:
+    """The folder of the programs: where the server runs as another user, a copy to which he can pass."""
+    folder = server().parent
+    if _USER is None or not folder.is_relative_to(cache_folder()):
+        return folder
+    # Not in the folder of temporary files: that may be in memory, where systems let nobody run a program.
+    copy = Path(tempfile.mkdtemp(prefix="rowdelta-postgres-", dir="/var/tmp"))
+    atexit.register(shutil.rmtree, copy)
+    shutil.copytree(folder.parent, copy, dirs_exist_ok=True)
+    copy.chmod(0o755)
+    return copy / folder.name
 
 
 def running_postgres() -> AbstractContextManager[Postgres]:

@@ -9,30 +9,27 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tests.stack.jars import HERE, unpacked
-from tests.stack.mariadb import program as program_of_mariadb
-from tests.stack.postgres import program
-from tests.stack.process import ServiceError
+from tests.stack import mariadb, postgres
+from tests.stack.jars import HERE, NotInstalledError, unpacked
 
 EXAMPLE = HERE.parents[1] / "docs" / "examples" / "stack"
-# Those of Delta's own engine are for one version of Spark each.
-_OTHERS = ("ivy-delta-", "ivy-sqlite-jdbc")
+# Those of Delta's own engine are for one version of Spark each; `missing` fetches the databases.
+_OTHERS = ("ivy-delta-", "ivy-sqlite-jdbc", "ivy-postgres", "ivy-mariadb")
 
 
 def missing() -> list[str]:
-    """What is to be installed, in words."""
-    found = []
-    for find, names in ((program, ("postgres", "initdb", "pgbench")), (program_of_mariadb, ("mariadbd",))):
-        for name in names:
-            try:
-                find(name)
-            except ServiceError as error:
-                found.append(str(error))
-    found += [f"There is no {name}" for name in ("openssl", "java") if shutil.which(name) is None]
+    """What is to be installed, in words. Databases that come as packages are fetched."""
+    found = [f"There is no {name}" for name in ("openssl", "java") if shutil.which(name) is None]
+    for server in (postgres.server, mariadb.server):
+        try:
+            server()
+        except NotInstalledError as error:
+            found.append(str(error))
     return found
 
 
 def main() -> int:
+    print("PostgreSQL and MariaDB", flush=True)
     for what in missing():
         print(what, file=sys.stderr)
     modules = sorted(path for path in Path(HERE).glob("ivy-*.xml") if not path.stem.startswith(_OTHERS))

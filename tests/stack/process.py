@@ -6,14 +6,13 @@
 import os
 import pwd
 import random
-import shutil
 import signal
 import socket
 import subprocess
 import tempfile
 import time
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any, Protocol, TypeVar
@@ -73,19 +72,6 @@ def finish(command: Sequence[str], failure: str, **options: Any) -> None:
     done = subprocess.run(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False, **options)
     if done.returncode != 0:
         raise ServiceError(f"{failure}\n{done.stdout}")
-
-
-def installed(name: str, folders: Iterable[Path], debian: str, homebrew: str) -> str:
-    """The path of a program.
-
-    :param folders: where it may be beside the PATH.
-    :param debian: the package that has it; `homebrew` likewise.
-    :raises ServiceError: it is not installed.
-    """
-    found = shutil.which(name, path=os.pathsep.join([os.environ.get("PATH", ""), *map(str, folders)]))
-    if found is None:
-        raise ServiceError(f"There is no {name}. Debian, Ubuntu: apt install {debian}; macOS: brew install {homebrew}")
-    return found
 
 
 def java_command() -> str:
@@ -323,22 +309,6 @@ def as_user(user: str | None) -> dict[str, Any]:
     if user is None:
         return {}
     return {"user": user, "group": pwd.getpwnam(user).pw_gid, "extra_groups": []}
-
-
-def unprivileged(user: str) -> str | None:
-    """`user` if this process is root's, as whom some servers refuse to run; else None: no other user is needed."""
-    return user if os.geteuid() == 0 else None
-
-
-def give_to(folder: Path, user: str | None) -> None:
-    """Make a temporary folder this user's, and the temporary folders above it passable. Nothing for None."""
-    if user is None:
-        return
-    shutil.chown(folder, user, pwd.getpwnam(user).pw_gid)
-    top = Path(tempfile.gettempdir())
-    for parent in folder.parents:
-        if parent.is_relative_to(top):
-            parent.chmod(parent.stat().st_mode | 0o011)
 
 
 def with_descendants(pid: int) -> list[int]:

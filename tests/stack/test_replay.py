@@ -99,8 +99,7 @@ class Pair:
 
 
 def test_all_tables_equal_their_sources(stack: Stack) -> None:
-    workloads.load_bank(stack.postgres)
-    stack.postgres.execute(workloads.ORDERS)
+    stack.postgres.execute(workloads.BANK + workloads.ORDERS)
     stack.mysql.execute(workloads.TYPES)
     connect(stack)
     door = stack.registry_door

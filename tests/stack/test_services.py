@@ -3,7 +3,9 @@
 import json
 from collections.abc import Iterator
 from contextlib import closing
+from pathlib import Path
 from select import POLLIN, poll
+from unittest import SkipTest
 from urllib.request import Request, urlopen
 
 import psycopg
@@ -11,7 +13,7 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 from pyarrow.fs import S3FileSystem
 
-from tests.stack.jars import sqlite_jdbc_jar
+from tests.stack.jars import HERE, program, sqlite_jdbc_jar, unpacked
 from tests.stack.kafka import Kafka, running_kafka
 from tests.stack.mariadb import running_mysql
 from tests.stack.postgres import running_postgres
@@ -88,6 +90,21 @@ def test_registry_and_store_come_back_and_the_store_with_its_objects() -> None:
 
 def test_sqlite_driver_is_a_jar() -> None:
     assert sqlite_jdbc_jar().suffix == ".jar"
+
+
+def test_a_server_is_that_of_the_package_or_the_installed_one_or_a_skip(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    module = HERE / "ivy-postgres.xml"
+    monkeypatch.setattr("tests.stack.jars._MACHINE", "Linux-x86_64")
+    assert program("postgres", module, [tmp_path], "d", "h").is_relative_to(unpacked(module))
+    monkeypatch.setattr("tests.stack.jars._MACHINE", "Plan9-vax")
+    monkeypatch.setenv("PATH", "")
+    with pytest.raises(SkipTest, match="no postgres, and no package of it for Plan9-vax"):
+        program("postgres", module, [tmp_path], "d", "h")
+    installed = tmp_path / "postgres"
+    installed.touch(0o755)
+    assert program("postgres", module, [tmp_path], "d", "h") == installed
 
 
 def test_postgres_hangs_and_dies_and_comes_back_with_its_rows() -> None:

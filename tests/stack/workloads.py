@@ -1,7 +1,9 @@
 """What happens in the source databases while the sink runs: a bank, orders with their lines, and MySQL's types."""
 
 import random
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from decimal import Decimal
 
@@ -14,6 +16,25 @@ from tests.stack.postgres import Postgres
 SEED = 21
 TOASTED = 40_000
 """Characters of a text that PostgreSQL keeps outside of its row, and doesn't log again while it doesn't change."""
+
+BANK = """
+CREATE TABLE pgbench_branches (bid int PRIMARY KEY, bbalance int, filler char(88));
+CREATE TABLE pgbench_tellers (tid int PRIMARY KEY, bid int, tbalance int, filler char(84));
+CREATE TABLE pgbench_accounts (aid int PRIMARY KEY, bid int, abalance int, filler char(84));
+CREATE TABLE pgbench_history (tid int, bid int, aid int, delta int, mtime timestamp, filler char(22));
+ALTER TABLE pgbench_history REPLICA IDENTITY FULL;
+INSERT INTO pgbench_branches VALUES (1, 0);
+INSERT INTO pgbench_tellers SELECT n, 1, 0 FROM generate_series(1, 10) n;
+INSERT INTO pgbench_accounts SELECT n, 1, 0, '' FROM generate_series(1, 100000) n;
+"""
+"""The tables of pgbench, PostgreSQL's own benchmark."""
+TPC_B = [
+    "UPDATE pgbench_accounts SET abalance = abalance + %(delta)s WHERE aid = %(aid)s",
+    "SELECT abalance FROM pgbench_accounts WHERE aid = %(aid)s",
+    "UPDATE pgbench_tellers SET tbalance = tbalance + %(delta)s WHERE tid = %(tid)s",
+    "UPDATE pgbench_branches SET bbalance = bbalance + %(delta)s WHERE bid = 1",
+    "INSERT INTO pgbench_history VALUES (%(tid)s, 1, %(aid)s, %(delta)s, CURRENT_TIMESTAMP)",
+]
 
 ORDERS = """
 CREATE TABLE orders (
@@ -60,19 +81,27 @@ INSERT INTO types (id, v) VALUES (0, 'first');
 """
 
 
-def load_bank(postgres: Postgres) -> None:
-    """pgbench's four tables, with 100,000 accounts."""
-    postgres.pgbench("-i", "-s", "1", "-q")
-    postgres.execute("ALTER TABLE pgbench_history REPLICA IDENTITY FULL;\n")
-
-
 def run_bank(postgres: Postgres, transactions: int, clients: int = 2, rate: int | None = None) -> None:
     """TPC-B: each transaction changes an account, a teller and a branch, and adds a row to the history.
 
     :param rate: transactions a second; None for as many as there can be.
     """
-    limit = [] if rate is None else [f"--rate={rate}"]
-    postgres.pgbench("-c", str(clients), "-t", str(transactions // clients), "-n", f"--random-seed={SEED}", *limit)
+
+    def client(number: int) -> None:
+        chance = random.Random(SEED + number)
+        started = time.monotonic()
+        with psycopg.connect(postgres.url, autocommit=True) as connection:
+            for done in range(transactions // clients):
+                if rate is not None:
+                    time.sleep(max(0, started + done * clients / rate - time.monotonic()))
+                ends = {"aid": 100_000, "tid": 10}
+                values = {"delta": chance.randint(-5000, 5000)} | {key: chance.randint(1, ends[key]) for key in ends}
+                with connection.transaction():
+                    for statement in TPC_B:
+                        connection.execute(statement.encode(), values)
+
+    with ThreadPoolExecutor() as threads:
+        list(threads.map(client, range(clients)))
 
 
 def run_orders(postgres: Postgres, transactions: int) -> None:
