@@ -1,31 +1,28 @@
-# `make demo` and `make test` are all that a fresh machine needs: both set up .venv first.
+# `make demo` and `make test` are all that a fresh machine needs: each installs what it needs into .venv first.
 
 PYTHON ?= python3
-VENV := .venv
+# another Spark has an environment of its own
+SPARK ?= 4.0.2
+VENV := .venv$(addprefix -spark-,$(filter-out 4.0.2,$(SPARK)))
 BIN := $(VENV)/bin
-INSTALLED := $(VENV)/.installed
-
-# of test-spark
-SPARK ?= 3.5.7
-SPARK_VENV := .venv-spark-$(SPARK)
 
 JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 21. Install one: \
 	Debian, Ubuntu: apt install openjdk-17-jre-headless; Fedora: dnf install java-17-openjdk-headless; \
 	macOS: brew install openjdk@17. If it is not on the PATH, set JAVA_HOME.
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo stack demo-stack test test-spark faults bench bench-peers soak docs lint audit licenses clean jdk
+# an extra of pyproject.toml, for .ci/run
+.with-%: $(VENV)/.with-% ;
+
+.PHONY: help setup demo stack demo-stack test test-all test-nightly versions faults bench bench-peers soak docs lint audit licenses clean jdk
 
 help: ## Show the targets
-	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-10s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
+	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
 
-setup: $(INSTALLED) ## Create .venv and install the project into it, with what its tests need
-
-$(INSTALLED): PACKAGES = '.[dev]'
-$(SPARK_VENV)/.installed: PACKAGES = '.[test]' 'pyspark==$(SPARK)'
+setup: $(VENV)/.with-test ## Create .venv and install the project into it, with what `make test` needs
 
 # Again only when pyproject.toml changes.
-$(INSTALLED) $(SPARK_VENV)/.installed: pyproject.toml
+$(VENV)/.installed: pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { \
 		echo "There is no $(PYTHON). Install Python 3.11 or newer, or name one: make $(MAKECMDGOALS) PYTHON=python3.12" >&2; \
 		exit 1; }
@@ -36,9 +33,14 @@ $(INSTALLED) $(SPARK_VENV)/.installed: pyproject.toml
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || { \
 		echo "$(PYTHON) has no venv module. Debian, Ubuntu: apt install python3-venv" >&2; \
 		exit 1; }
-	@test -x $(@D)/bin/python || $(PYTHON) -m venv $(@D)
-	@echo "Installing rowdelta and what it needs into $(@D); Spark alone is 450 MB, so the first time takes minutes"
-	$(@D)/bin/python -m pip install --disable-pip-version-check --editable $(PACKAGES)
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+	@echo "Installing rowdelta and what it needs into $(VENV); Spark alone is 450 MB, so the first time takes minutes"
+	$(BIN)/python -m pip install --disable-pip-version-check --editable . pyspark==$(SPARK)
+	@touch $@
+
+# with an extra of pyproject.toml
+$(VENV)/.with-%: $(VENV)/.installed
+	$(BIN)/python -m pip install --disable-pip-version-check --quiet --editable '.[$*]' pyspark==$(SPARK)
 	@touch $@
 
 jdk:
@@ -50,7 +52,7 @@ jdk:
 		echo "$$java is version $$version. $(JDK_HELP)" >&2; exit 1; \
 	fi
 
-demo: jdk setup ## A shop's changelog into Iceberg tables, with proof; in ./demo, no server needed
+demo: jdk $(VENV)/.installed ## A shop's changelog into Iceberg tables, with proof; in ./demo, no server needed
 	$(BIN)/rowdelta demo --folder demo
 
 stack: jdk setup ## Fetch what the servers of tests and demo-stack need, once: jars, Spark's packages
@@ -61,20 +63,32 @@ demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog wi
 
 # In three processes, each with a Spark of its own: two leave a third of two cores idle, since many tests wait.
 TESTS = --numprocesses 3 --dist worksteal
+PYTEST = $(BIN)/python -m pytest $(TESTS)
+# CI's: what to do about tests that failed
+AGAIN ?=
 
-test: jdk setup lint ## The whole suite, after lint
-	$(BIN)/python -m pytest $(TESTS)
+test: jdk setup ## The whole promise once: formats, writers, key index, and a row's way through Spark, Kafka and real tables
+	$(PYTEST) --tier test $(AGAIN)
 
-# Without what only other parts of the suite need, such as the engines of test_readers.py and a browser's driver: that is
-# most of `dev`.
-test-spark: jdk $(SPARK_VENV)/.installed ## A part of the suite on another Spark, such as SPARK=4.1.1
-	$(SPARK_VENV)/bin/python -m pytest -m versions --ignore tests/sink/test_readers.py \
-		--ignore tests/stack/test_replay.py --ignore tests/watch/test_page.py $(TESTS)
+test-all: jdk $(VENV)/.with-dev lint ## The rest: all combinations, processes, faults, servers, readers, a story for each Spark
+	$(PYTEST) --tier all $(AGAIN)
+	$(MAKE) versions SPARK=3.5.7
+	$(MAKE) versions SPARK=4.1.1
 
-faults: jdk setup ## The tests of faults, with 50 kills; writes what they saw into docs/faults.md
+test-nightly: jdk $(VENV)/.with-dev ## What takes long, and what a change of certain files alone can break (CONTRIBUTING.md)
+	ROWDELTA_KILLS=50 $(PYTEST) --tier nightly $(AGAIN)
+	$(MAKE) versions SPARK=3.5.7 VERSIONS=versions
+	$(MAKE) versions SPARK=4.1.1 VERSIONS=versions
+
+# Without what only other parts of the suite need, such as the engines of test_readers.py.
+VERSIONS = versions --tier test
+versions: jdk setup ## Tests on another Spark, such as SPARK=4.1.1
+	$(PYTEST) -m $(VERSIONS) $(AGAIN)
+
+faults: jdk $(VENV)/.with-dev ## The tests of faults, with 50 kills; writes what they saw into docs/faults.md
 	ROWDELTA_KILLS=50 $(BIN)/python -m pytest -m fault --write-faults
 
-bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
+bench: jdk $(VENV)/.with-dev ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.bench --only 'Delta|position v3, unpartitioned$$'
 	$(BIN)/python -m benchmarks.bench --inserts-only --only '(append|position) v2, unpartitioned$$' --batches 10
@@ -83,17 +97,17 @@ bench: jdk setup ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mo
 	$(BIN)/python -m benchmarks.many_tables --cases 1:1 300:300 --rows 10
 	$(BIN)/python -m benchmarks.start
 
-bench-peers: jdk setup ## rowdelta, MERGE INTO and Flink on the same changelogs, with what readers pay; writes docs/benchmarks.md
+bench-peers: jdk $(VENV)/.with-dev ## rowdelta, MERGE INTO and Flink on the same changelogs, with what readers pay; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers
 
-soak: jdk setup ## Ten thousand micro-batches with kills into three tables; writes docs/soak.md
+soak: jdk $(VENV)/.with-dev ## Ten thousand micro-batches with kills into three tables; writes docs/soak.md
 	$(BIN)/python -m benchmarks.soak
 
 # What mkdocs-material says of other tools is no warning about these pages.
-docs: setup ## The pages under docs/ as a site in ./site; a dead link is an error
+docs: $(VENV)/.with-dev ## The pages under docs/ as a site in ./site; a dead link is an error
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build
 
-lint: setup ## ruff and mypy
+lint: $(VENV)/.with-dev ## ruff and mypy
 	$(BIN)/ruff check
 	$(BIN)/ruff format --check
 	$(BIN)/mypy
@@ -101,7 +115,7 @@ lint: setup ## ruff and mypy
 audit: setup ## Known vulnerabilities of the installed packages, where their list can be reached
 	.ci/audit $(BIN)/python
 
-licenses: setup ## Write docs/licenses.md: what is installed with rowdelta, and under which licenses
+licenses: $(VENV)/.with-dev ## Write docs/licenses.md: what is installed with rowdelta, and under which licenses
 	$(BIN)/python -m tests.licenses
 
 clean: ## Remove what the targets made, .venv* included; ./demo only if `rowdelta demo` made it

@@ -24,7 +24,7 @@ from tests.stack.jars import delta_jars, ivy_to_itself
 if TYPE_CHECKING:
     from tests.stack.kafka import Kafka
 
-pytest_plugins = ["tests.faults.plugin"]
+pytest_plugins = ["tests.faults.plugin", "tests.tiers"]
 
 # Spark's scripts give these options to each JVM that this process and its children start. Tests run most of Spark's
 # code only a few times, so the second compiler and more collector threads would cost more than they save. With one

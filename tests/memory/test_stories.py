@@ -41,7 +41,7 @@ from tests.memory.table import MemoryTable
 from tests.memory.writers import MemoryTableSpec
 
 ROOT = Path(__file__).parents[2]
-STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "1000"))
+STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "300"))
 PARTS = 4
 """So that several processes of pytest can share the stories."""
 SEED = int(os.environ.get("ROWDELTA_MEMORY_SEED", SystemRandom().randrange(10**9)))

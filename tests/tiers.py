@@ -1,0 +1,222 @@
+"""Which tests `make test`, `make test-all` and `make test-nightly` run: pytest's option `--tier`.
+
+A test that needs neither a JVM nor a server belongs to `test`. Of the others, `test` has those of `PROOF`: the whole
+promise once, one combination for each fact. `NIGHTLY` is what only a change of certain files can break, or takes very
+long. All else belongs to `all`. Without the option, pytest runs what it is told to, whatever the tier.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Literal, cast, get_args
+
+import pytest
+
+Tier = Literal["test", "all", "nightly"]
+
+PROOF: Mapping[str, Sequence[str]] = {
+    # the way of a row
+    "sink/test_properties.py": ["the_table_equals_the_source"],
+    "delta/test_properties.py": ["the_table_equals_the_source"],
+    "sink/test_catalogs.py": [
+        "table_equals_source[hadoop-unpartitioned-position-2]",
+        "table_equals_source[hadoop-region-position-3]",
+        "table_equals_source[hadoop-bucket-equality-2]",
+        "table_equals_source[jdbc-region-position-3]",
+    ],
+    "delta/test_target.py": [
+        "changes_over_several_micro_batches",
+        "a_file_whose_rows_are_all_deleted_is_removed",
+        "a_vector_grows",
+        "a_micro_batch_without_effect",
+        "mode_append",
+        "lost_checkpoint",
+        "small_files_are_merged",
+    ],
+    "sink/test_copy_on_write.py": ["the_table_never_gets_a_delete_file[partition_by1-3]", "others_commit_meanwhile[3]"],
+    "delta/test_copy_on_write.py": ["the_table_never_gets_a_vector[partition_by0]"],
+    "sink/test_append.py": ["each_insert_is_there_once_after_a_crash[before the commit]", "from_kafka"],
+    "sink/test_order.py": ["any_order_of_arrival_ends_in_the_same_row[0]", "ties_are_broken_by_the_offset"],
+    "sink/test_truncate.py": ["what_came_before_is_gone_and_what_came_after_stays[v3]"],
+    "delta/test_truncate.py": ["what_came_before_is_gone_and_what_came_after_stays"],
+    "sink/test_partial_updates.py": ["unchanged_toast_values_are_kept[3]"],
+    "delta/test_partial_updates.py": ["unchanged_toast_values_are_kept"],
+    "sink/test_moved_keys.py": ["all_rows_stay[kinds0-3-upsert-position]", "halves_in_different_partitions"],
+    "delta/test_moved_keys.py": ["all_rows_stay"],
+    "sink/test_source_tables.py": ["the_first_table_is_taken_and_remembered"],
+    "sink/test_defaults.py": ["*"],
+    "sink/test_readers.py": [],
+    # a real broker
+    "sink/test_kafka.py": [
+        "table_equals_source_over_restarts[upsert]",
+        "real_messages_into_two_tables",
+        "row_kind_messages",
+        "aborted_transactions_are_left_out",
+        "latest_means_the_first_start",
+        "new_partitions_are_read_from_their_start",
+        "a_topic_created_anew_is_refused",
+        "messages_that_are_gone_are_not_skipped_silently",
+        "a_new_snapshot_of_the_source_needs_upsert",
+        "stop_finishes_the_micro_batch",
+    ],
+    "sink/test_keys.py": ["one_pattern_mirrors_a_whole_database[False]", "a_primary_key_that_changes_stops_the_table"],
+    "sink/test_avro.py": ["table_equals_source_across_a_schema_change"],
+    "sink/test_many_tables.py": ["one_bad_table_does_not_stop_the_others", "new_topics_are_picked_up_while_running"],
+    "delta/test_many_tables.py": ["a_table_that_comes_later"],
+    "sink/test_files_source.py": [
+        "a_directory_that_was_moved_is_refused_and_not_applied_again",
+        "files_of_one_time_are_applied_by_their_paths[checkpoint lost-json]",
+        "rows_of_one_order_value_are_applied_as_they_are_in_files[parquet-arrow-position]",
+    ],
+    # a kill, a second driver, a lost answer: each change once
+    "sink/test_commits.py": [
+        "a_finished_job_run_again_applies_nothing[upsert-position-v3]",
+        "a_batch_committed_before_the_crash_is_not_applied_again",
+        "a_late_file_is_not_lost_while_the_checkpoint_lives[of this week",
+        "a_second_driver_is_refused_and_nothing_is_applied_twice",
+        "a_driver_that_overslept_is_refused[position-v3]",
+        "after_an_unknown_commit_state_the_table_is_asked[True",
+        "a_commit_that_landed_and_was_reported_as_failed[java.lang.RuntimeException",
+        "after_a_rollback_the_sink_goes_on_from_that_snapshots_position[1-upsert-position-v3]",
+        "a_rollback_while_the_sink_runs[position-v3]",
+        "a_table_dropped_and_created_again_underneath[position-v3]",
+        "a_dead_process_leaves_files_and_no_harm",
+        "a_failed_job_leaves_no_files[position-v3]",
+        # foreign writers
+        "two_sinks_with_their_own_ids_share_a_table[position-v3]",
+        "a_foreign_append_between_write_and_commit_is_survived[position-v3]",
+        "a_foreign_compaction_between_write_and_commit_is_not_in_the_way[position-v2]",
+        "a_busy_foreign_writer_does_not_starve_the_sink[position-v3]",
+        "a_table_repartitioned_between_write_and_commit[position-v3-rewritten]",
+        "a_table_that_becomes_v3_between_write_and_commit[position]",
+        "expired_snapshots_take_no_position_with_them",
+    ],
+    "sink/test_commit_faults.py": ["another_version_between_staging_and_sending"],
+    "delta/test_faults.py": [
+        "a_crash_applies_nothing_twice[before the commit]",
+        "a_crash_applies_nothing_twice[after the commit]",
+        "commits_of_unknown_outcome",
+        "a_second_driver_is_fenced",
+        "the_index_is_built_again",
+    ],
+    "delta/test_foreign_writers.py": [
+        "others_commit_between_look_up_and_commit[in the commit-partition_by1]",
+        "restore_takes_the_position_back",
+        "vacuum_and_log_clean_up",
+    ],
+    "delta/test_log.py": [
+        "a_table_is_created_as_delta_creates_one",
+        "a_commit_is_read_back",
+        "foreign_changes_refuse_ours",
+        "an_answer_that_is_lost",
+        "delta_doubles_rows_if_a_remove_doesnt_name_the_vector",
+        "columns_are_added_and_widened",
+    ],
+    "delta/test_log_model.py": ["the_model_reads_what_delta_reads[vectors]"],
+    "delta/test_writers.py": ["delta_reads_the_vectors", "vectors_of_deltas_own_writer_are_read"],
+    "sink/test_metrics.py": ["column_metrics_equal_those_of_icebergs_writer"],
+    "sink/test_partitions_of_deletes.py": ["a_delete_of_another_partition_is_seen"],
+    "sink/test_submit.py": ["killed_at_once_and_started_again"],
+    # the key index
+    "sink/test_key_index.py": [
+        "an_insert_of_an_unknown_key_writes_no_delete[v3]",
+        "an_insert_of_a_known_key_is_an_upsert[v2]",
+        "a_delete_of_an_unknown_key_is_a_counted_no_op[v3]",
+        "duplicates_of_others_are_all_deleted_on_the_keys_next_change[v3]",
+        "v3_has_one_deletion_vector_a_data_file_united_with_the_one_before",
+        "v2_has_one_delete_file_for_all_tasks_of_a_commit[partition_by0]",
+        "position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded[driver]",
+        "keys_are_looked_up_again_when_others_moved_their_rows_before_the_commit[v3-compaction]",
+        "the_index_follows_others_without_being_built_again[v3]",
+        "a_damaged_index_is_built_again[v3-1-runs]",
+        "after_a_rollback_the_index_is_that_of_the_older_table[v3]",
+    ],
+    # schema changes
+    "sink/test_schema_changes.py": [
+        "a_new_column_in_the_middle_of_a_micro_batch[position-3]",
+        "wider_values[position-3]",
+        "a_partition_column_grows",
+        "a_type_that_the_column_cannot_become_is_a_bad_record",
+        "a_new_field_inside_a_struct",
+        "a_crash_after_evolving[position]",
+        "ignore",
+        "files_with_more_and_wider_columns[position-3-True]",
+    ],
+    "sink/test_schema_changes_kafka.py": ["an_envelope_changes_in_the_middle_of_a_micro_batch[position]"],
+    # bad records
+    "sink/test_bad_input.py": [
+        "each_bad_record_goes_to_the_dead_letters_with_its_reason",
+        "a_bad_record_stops_the_job_if_so_configured",
+        "bad_rows_of_parquet_files",
+        "dead_letters_are_kept_exactly_once_through_a_crash",
+        "a_file_that_vanished_is_no_silent_loss[after its micro-batch was planned-parquet]",
+    ],
+    "sink/test_dead_letters.py": [
+        "list_and_counts",
+        "replay_applies_what_was_refused_but_undoes_nothing_newer[position-upsert]",
+        "a_crash_of_replay_neither_loses_nor_repeats[after the commit-position]",
+    ],
+    "delta/test_dead_letters.py": ["a_bad_record_is_kept_once_also_after_a_crash"],
+    # maintenance
+    "sink/test_minor_compaction.py": [
+        "small_files_are_merged[True-partition_by0-3]",
+        "others_commit_meanwhile[delete-3]",
+        "a_crash[after a rewrite-2]",
+    ],
+    "sink/test_rewriting.py": [
+        "rows_change_while_their_files_are_rewritten[partition_by0-3]",
+        "a_crash_around_the_commit[after a rewrite]",
+        "delete_files_are_merged_and_data_files_stay[2]",
+    ],
+    "delta/test_rewriting.py": ["a_crash_around_the_commit"],
+    "sink/test_maintenance.py": [
+        "a_running_job_rewrites_files",
+        "expiry_keeps_the_snapshot_of_the_position",
+        "files_of_a_commit_that_is_still_to_come_are_no_orphans",
+        "equality_deletes_become_deletes_by_position[partition_by1-3]",
+    ],
+    # what users see
+    "sink/test_pipeline.py": ["a_failure_of_one_table_ends_the_job", "what_failed_in_a_task_is_said"],
+    "sink/test_verify.py": ["each_difference_of_random_rows_is_found_and_no_other"],
+    "sink/test_time_travel.py": ["rows_as_they_were"],
+    "sink/test_stored_key.py": ["another_key_is_refused_until_the_user_says_so"],
+    "sink/test_reset.py": ["the_source_is_read_again[True-v3]"],
+    "sink/test_redaction.py": ["*"],
+}
+"""File -> beginnings of its tests' names (without `test_`); `*` is all of them."""
+
+NIGHTLY: Mapping[str, Sequence[str]] = {}
+"""As `PROOF`."""
+
+BEYOND = (
+    "Beyond these, `make test-all` has all combinations of format, mode and partitioning; processes, signals, clusters; "
+    "faults of servers, stores and disks; databases with Debezium; other readers of the tables; other versions of Spark."
+)
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--tier", choices=get_args(Tier), help="run the tests of one `make` target only (tests/tiers.py)")
+
+
+def tier_of(item: pytest.Item) -> Tier:
+    file, _, name = item.nodeid.removeprefix("tests/").partition("::")
+
+    def is_among(chosen: Mapping[str, Sequence[str]]) -> bool:
+        return any(start == "*" or name.startswith(f"test_{start}") for start in chosen.get(file, ()))
+
+    if is_among(NIGHTLY):
+        return "nightly"
+    needs_more = any(item.get_closest_marker(mark) for mark in ("spark", "kafka", "process"))
+    return "test" if not needs_more or is_among(PROOF) else "all"
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    chosen = cast(Tier | None, config.getoption("--tier"))
+    if chosen is None:
+        return
+    tiers = {item: tier_of(item) for item in items}
+    config.hook.pytest_deselected(items=[item for item in items if tiers[item] != chosen])
+    items[:] = [item for item in items if tiers[item] == chosen]
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter, config: pytest.Config) -> None:
+    if config.getoption("--tier") == "test":
+        terminalreporter.write_line(BEYOND)
