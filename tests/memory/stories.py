@@ -36,6 +36,7 @@ from changelog.rows import (
     BAD,
     KIND,
     MOVED,
+    MOVED_SEPARATOR,
     TRUNCATE,
     UNAVAILABLE,
     RowKind,
@@ -837,24 +838,32 @@ class Player:
         :param refused: the partial updates that nothing could complete.
         """
         content = Counter(content)
+        written: set[Key] = set()
         for number, message in enumerate(self.messages[start:end], start):
             if message.truncates:
                 content = Counter()
             elif message.lacking:
                 self._apply_partial(content, number, end, number in refused)
             else:
-                rows = {key: row for key, row in message.rows.items() if not self._stays(content, number, key)}
+                rows = {key: row for key, row in message.rows.items() if not self._stays(content, number, key, written)}
                 content = _kept(content, lambda row, rows=rows: self.key_of(row) not in rows)  # type: ignore[misc]
                 content += Counter(row for row in rows.values() if row is not None)
+            written |= {key for key, row in message.rows.items() if row is not None}
         return content
 
-    def _stays(self, content: Content, number: int, key: Key) -> bool:
-        """Whether the key's only row is another one than the one that the message says has gone to another key."""
+    def _stays(self, content: Content, number: int, key: Key, written: Collection[Key]) -> bool:
+        """Whether the key's only row is another one than the one that the message says has gone to another key.
+
+        :param written: the keys of rows that the same micro-batch wrote: what only looks like half of a move is
+            compared with these only.
+        """
         found = [row for row in content.elements() if self.key_of(row) == key]
         message = self.messages[number]
         for place, (_, removed) in enumerate(message.changes):
             mark = self.marks.get((number, place))
-            if mark is not None and self.key_of(removed) == key and message.rows[key] is None and len(found) == 1:
+            if mark is None or (mark.startswith(MOVED_SEPARATOR) and key not in written):
+                continue
+            if self.key_of(removed) == key and message.rows[key] is None and len(found) == 1:
                 known = [SCHEMA.names.index(name) for name in known_columns(mark)]
                 return any(removed[n] != found[0][n] for n in known if found[0][n] is not None)
         return False
