@@ -1,5 +1,6 @@
 """`.ci/run` chooses the Python with which `make` sets up its environments, and gives failed tests a second run."""
 
+import re
 import shutil
 import subprocess
 from pathlib import Path
@@ -19,44 +20,35 @@ ROOT = Path(__file__).parents[1]
     ids=["3.11", "3.11 that doesn't run", "no 3.11"],
 )
 def test_the_python_of_the_suite(tmp_path: Path, scripts: dict[str, str], chosen: str) -> None:
-    assert ci_run(tmp_path, {"make": 'echo "$@"', **scripts}) == (
-        0,
-        [
-            f"setup PYTHON={chosen}",
-            f"test PYTHON={chosen}",
-            f"test-spark SPARK=3.5.7 PYTHON={chosen}",
-            f"test-spark SPARK=4.1.1 PYTHON={chosen}",
-            f"audit PYTHON={chosen}",
-        ],
-    )
+    code, calls = ci_run(tmp_path, {"make": 'echo "$@" "$PYTHON"', **scripts})
+    assert (code, calls) == (0, [f"{target} {chosen}" for target in ("setup", "test", "test-all", "audit")])
 
 
-@pytest.mark.parametrize("passes_alone", [True, False])
-def test_what_fails_in_the_crowd_runs_once_more_alone(tmp_path: Path, passes_alone: bool) -> None:
-    make = f"""
-        echo "$@"
-        case "$*" in
-            *TESTS=*) {"exit 0" if passes_alone else "exit 2"};;
-            "test "*) exit 2;;
-        esac"""
-    code, calls = ci_run(tmp_path, {"make": make, "python3.11": "exit 0"})
-    assert calls[1:3] == [
-        "test PYTHON=python3.11",
-        "test PYTHON=python3.11 TESTS=--last-failed --last-failed-no-failures none --maxfail 1",
-    ]
-    assert (code, len(calls)) == ((0, 6) if passes_alone else (2, 3))
+def test_tests_that_fail_end_it(tmp_path: Path) -> None:
+    make = 'echo "$@"; case "$*" in test) exit 2;; esac'
+    assert ci_run(tmp_path, {"make": make, "python3.11": "exit 0"}) == (2, ["setup", "test"])
+
+
+@pytest.mark.parametrize("target", ["test", "test-all", "test-nightly", "versions"])
+def test_what_fails_in_the_crowd_runs_once_more_alone(tmp_path: Path, target: str) -> None:
+    """Each call of pytest for itself: what the next one failed in isn't what this one failed in."""
+    _, (again, *_) = ci_run(tmp_path, {"make": 'echo "$AGAIN"', "python3.11": "exit 0"})
+    command = ["make", "--dry-run", target, f"AGAIN={again}"]
+    printed = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=True).stdout
+    calls = [line for line in printed.splitlines() if " -m pytest" in line]
+    assert calls
+    assert all(re.search(r" \|\| \S+python -m pytest --last-failed .*--maxfail 1$", call) for call in calls)
 
 
 def test_the_environments_of_other_versions_are_made_meanwhile(tmp_path: Path) -> None:
     """Those of one after the other: both write the project's metadata. One that can't be made ends nothing here."""
     make = f"""
         case "$*" in
-            .venv*) echo "$@" >> {tmp_path}/made; exit 2;;
-            "test-spark "*) cat {tmp_path}/made;;
+            .with*) echo "$@" >> {tmp_path}/made; exit 2;;
+            test-all) cat {tmp_path}/made;;
         esac"""
     code, printed = ci_run(tmp_path, {"make": make, "python3.11": "exit 0"})
-    made = [f".venv-spark-{spark}/.installed SPARK={spark} PYTHON=python3.11" for spark in ("3.5.7", "4.1.1")]
-    assert (code, printed) == (0, 2 * made)
+    assert (code, printed) == (0, [f".with-test SPARK={spark}" for spark in ("3.5.7", "4.1.1")])
 
 
 def ci_run(folder: Path, scripts: dict[str, str]) -> tuple[int, list[str]]:

@@ -1,7 +1,6 @@
 """The image runs as nobody special, from a pinned base, and has nothing of the checkout but what it needs."""
 
 import re
-import tomllib
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
@@ -22,10 +21,9 @@ def test_each_stage_begins_with_the_same_pinned_version() -> None:
 
 
 def test_its_spark_is_the_one_that_the_whole_suite_runs_on() -> None:
-    extras = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]["optional-dependencies"]
-    (tested,) = (package for package in extras["dev"] if package.startswith("pyspark=="))
+    (tested,) = re.findall(r"^SPARK \?= (.*)$", (ROOT / "Makefile").read_text(encoding="utf-8"), re.MULTILINE)
     (install,) = (rest for name, rest in STEPS if name == "RUN" and "pip install" in rest)
-    assert tested in install.split()
+    assert f"pyspark=={tested}" in install.split()
 
 
 def test_it_does_not_run_as_root() -> None:
