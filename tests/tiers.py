@@ -6,6 +6,8 @@ long. All else belongs to `all`. Without the option, pytest runs what it is told
 """
 
 from collections.abc import Mapping, Sequence
+from importlib.util import find_spec
+from pathlib import Path
 from typing import Literal, cast, get_args
 
 import pytest
@@ -14,8 +16,6 @@ Tier = Literal["test", "all", "nightly"]
 
 PROOF: Mapping[str, Sequence[str]] = {
     # the way of a row
-    "sink/test_properties.py": ["the_table_equals_the_source"],
-    "delta/test_properties.py": ["the_table_equals_the_source"],
     "sink/test_catalogs.py": [
         "table_equals_source[hadoop-unpartitioned-position-2]",
         "table_equals_source[hadoop-region-position-3]",
@@ -43,7 +43,6 @@ PROOF: Mapping[str, Sequence[str]] = {
     "delta/test_moved_keys.py": ["all_rows_stay"],
     "sink/test_source_tables.py": ["the_first_table_is_taken_and_remembered"],
     "sink/test_defaults.py": ["*"],
-    "sink/test_readers.py": [],
     # a real broker
     "sink/test_kafka.py": [
         "table_equals_source_over_restarts[upsert]",
@@ -183,7 +182,25 @@ PROOF: Mapping[str, Sequence[str]] = {
 }
 """File -> beginnings of its tests' names (without `test_`); `*` is all of them."""
 
-NIGHTLY: Mapping[str, Sequence[str]] = {}
+NEEDS_MORE = ("sink/test_readers.py", "test_deploy.py", "watch/test_page.py")
+"""Files that import what only the extra `test-all` has: none of their tests belongs to `test`."""
+
+NIGHTLY: Mapping[str, Sequence[str]] = {
+    # the oracle of Delta's log, tested itself
+    "delta/test_log_model.py": [
+        "values_of_all_types",
+        "commits_below_a_checkpoint_were_cleaned_up",
+        "a_broken_rule_is_found",
+        "checkpoints_in_parts_and_of_v2",
+        "tombstones_expire",
+        "transactions_and_domains",
+    ],
+    # the stories, tested themselves
+    "memory/test_stories.py": ["stories_find_a_mistake"],
+    # a benchmark, and a soak of 300 micro-batches
+    "sink/test_requests.py": ["*"],
+    "benchmarks/test_soak.py": ["a_short_soak_ends_with_tables_that_equal_the_source"],
+}
 """As `PROOF`."""
 
 BEYOND = (
@@ -196,6 +213,12 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--tier", choices=get_args(Tier), help="run the tests of one `make` target only (tests/tiers.py)")
 
 
+def pytest_ignore_collect(collection_path: Path) -> bool | None:
+    """Leave out what can't be imported where only the extra `test` is installed."""
+    needs_more = collection_path.as_posix().endswith(NEEDS_MORE)
+    return True if needs_more and find_spec("chdb") is None else None
+
+
 def tier_of(item: pytest.Item) -> Tier:
     file, _, name = item.nodeid.removeprefix("tests/").partition("::")
 
@@ -204,7 +227,7 @@ def tier_of(item: pytest.Item) -> Tier:
 
     if is_among(NIGHTLY):
         return "nightly"
-    needs_more = any(item.get_closest_marker(mark) for mark in ("spark", "kafka", "process"))
+    needs_more = file in NEEDS_MORE or any(item.get_closest_marker(mark) for mark in ("spark", "kafka", "long"))
     return "test" if not needs_more or is_among(PROOF) else "all"
 
 
