@@ -1,6 +1,6 @@
 """Readers of Delta tables that share no code with delta-spark: delta-rs, DuckDB and polars.
 
-They are imported when they read: beside other versions of Spark (`make test-spark`) they aren't installed.
+They are imported when they read: beside other versions of Spark (`make versions`) they aren't installed.
 """
 
 import importlib

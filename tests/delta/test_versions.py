@@ -1,4 +1,4 @@
-"""The whole way of a Delta table in one story, for other versions of Spark and Delta Lake (`make test-spark`)."""
+"""The whole way of a Delta table in one story, for other versions of Spark and Delta Lake (`make versions`)."""
 
 from pathlib import Path
 from typing import Any
