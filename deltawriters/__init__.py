@@ -24,9 +24,9 @@ and deletes nothing.
 A failed task calls `abort()` instead of `close()`. `abort()` deletes the files that the task wrote.
 """
 
-from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.content import ContentFile, FileContent, Partition, TaskId
 from deltawriters.delta import CardinalityError, DeltaOptions, DeltaWriter, WriteResult
-from deltawriters.table import TableSpec, TaskId
+from deltawriters.table import TableSpec
 
 __all__ = [
     "CardinalityError",

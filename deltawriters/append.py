@@ -7,11 +7,12 @@ insert is applied once: it stores the source position together with the files.
 import pyarrow as pa
 
 from changelog.rows import RowKind
+from deltawriters.arrow_types import as_table_types
+from deltawriters.content import DataFiles, TaskId
 from deltawriters.delta import WriteResult
-from deltawriters.files import DataFiles, FileFactory
 from deltawriters.ordering import RowOrder
-from deltawriters.partitioning import PartitionedWriter, as_table_types
-from deltawriters.table import TableSpec, TaskId
+from deltawriters.partitioning import PartitionedWriter
+from deltawriters.table import FileFactory, TableSpec
 
 FLUSH_BYTES = 128 * 1024 * 1024
 """The writer buffers this many Arrow bytes before it writes rows, since each write makes at least one row group."""

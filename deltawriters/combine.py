@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import BAD, KIND, MOVED, ORDER, RowKind
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, collapse, dense_ids, settle, tied_rows
-from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
 BUFFER_BYTES = 64 * 1024 * 1024

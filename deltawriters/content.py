@@ -1,9 +1,12 @@
-"""Descriptors of written files: what every table format has in common, and the format's own description."""
+"""What is known of files: of those that a task writes, and of those that it reads or deletes rows of. Plain values."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import Enum
 from typing import Any
+
+from deltawriters.collapse import Ints, grouped
+from deltawriters.keyindex import IndexedFile
 
 
 class FileContent(Enum):
@@ -44,3 +47,114 @@ class ContentFile:
     size_in_bytes: int
     description: Mapping[str, Any] = field(hash=False)
     vector: tuple[str, Mapping[str, Any]] | None = field(default=None, hash=False)
+
+
+@dataclass(frozen=True)
+class SmallFile:
+    """A data file or position delete file that the sink wrote under the table's current schema and layout.
+
+    :param first_row_id: row id of the first row, for rows whose id isn't stored. None if the table has no row ids, and
+        for delete files.
+    :param sequence_number: number of the commit that added the file, as the table's format counts them.
+    :param live_rows: number of live rows, from the table's metadata. None if only the delete files tell.
+    :param vector: its deletion vector in the format's terms, which the number of live rows takes into account.
+    """
+
+    path: str
+    size_in_bytes: int
+    first_row_id: int | None
+    sequence_number: int
+    live_rows: int | None = None
+    vector: Mapping[str, Any] | None = None
+
+
+@dataclass(frozen=True)
+class TouchedFile:
+    """A data file of any writer from which a commit deletes rows, or a part of such a file.
+
+    :param first_row_id: see `SmallFile`.
+    :param sequence_number: see `SmallFile`.
+    :param vector: its deletion vector in the format's terms.
+    :param deletes: paths of the position delete files that may delete rows of it, if the format has such files.
+    :param by_key: other deletes apply to it, so only the key index tells which rows are live.
+    :param part: see `deltawriters.parquet.rows_without`.
+    """
+
+    file: IndexedFile
+    size_in_bytes: int
+    first_row_id: int | None = None
+    sequence_number: int = 0
+    vector: Mapping[str, Any] | None = None
+    deletes: tuple[str, ...] = ()
+    by_key: bool = False
+    part: tuple[int, int] = (0, 1)
+
+    @property
+    def path(self) -> str:
+        return self.file.path
+
+    @property
+    def part_bytes(self) -> int:
+        return self.size_in_bytes // self.part[1]
+
+
+@dataclass(frozen=True)
+class OldRows:
+    """Positions to delete in one data file of an earlier snapshot."""
+
+    file: IndexedFile
+    positions: Ints
+
+
+def by_file(file: Ints, pos: Ints, files: Sequence[IndexedFile]) -> list[OldRows]:
+    """Rows by their data file: row i is at position `pos[i]` of `files[file[i]]`."""
+    return [OldRows(files[number], pos[places]) for number, places in grouped(file)]
+
+
+@dataclass(frozen=True)
+class Locations:
+    """The place of each written row: `file[i]` is a number in the task's `DataFiles`, `pos[i]` the position in that
+    file.
+    """
+
+    file: Ints
+    pos: Ints
+
+
+class DataFiles:
+    """Data files by number: the files that one task writes, and files of earlier snapshots that the key index found."""
+
+    def __init__(self) -> None:
+        self._paths: list[str] = []
+        self._partitions: list[Partition] = []
+
+    def __len__(self) -> int:
+        return len(self._paths)
+
+    def add(self, path: str, partition: Partition) -> int:
+        self._paths.append(path)
+        self._partitions.append(partition)
+        return len(self._paths) - 1
+
+    def path(self, file: int) -> str:
+        return self._paths[file]
+
+    def partition(self, file: int) -> Partition:
+        return self._partitions[file]
+
+
+@dataclass(frozen=True)
+class TaskId:
+    """Names the files of one task attempt, in the way of Iceberg's `OutputFileFactory`.
+
+    `operation` is unique to one attempt at a micro-batch. `attempt` is unique to one task attempt within the
+    application. So two attempts never write the same path, and the files of a superseded attempt can be recognised.
+    """
+
+    partition: int
+    attempt: int
+    operation: str
+
+    def file_name(self, sequence: int, extension: str) -> str:
+        """`{partition}-{task}-{operation}-{sequence}.{extension}`"""
+        return f"{self.partition:05d}-{self.attempt}-{self.operation}-{sequence:05d}.{extension}"

@@ -28,7 +28,8 @@ from changelog.amounts import amount
 from changelog.made_up import surely_logged
 from changelog.rows import BAD, HASH, KIND, MOVED, MOVED_SEPARATOR, ORDER, UNAVAILABLE, BadRecord, RowKind, sets_row
 from changelog.shown_values import shown
-from deltawriters import partitioning
+from deltawriters import arrow_types
+from deltawriters.arrow_types import as_table_types, storage
 from deltawriters.collapse import (
     Collapsed,
     Ints,
@@ -40,18 +41,17 @@ from deltawriters.collapse import (
     settle,
     tied_rows,
 )
-from deltawriters.content import ContentFile, FileContent
+from deltawriters.content import ContentFile, DataFiles, FileContent, Locations, TaskId
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
-from deltawriters.files import DataFiles, FileFactory, Locations
 from deltawriters.keyindex import IndexedFile, low_hash
 from deltawriters.moves import Settled, are_about_others, columns_known
 from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, Partials
-from deltawriters.partitioning import PartitionedWriter, as_table_types, storage
+from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, indexed, key_columns, resolve
 from deltawriters.rowhash import row_hash
 from deltawriters.superseded import SupersededRows
-from deltawriters.table import TableSpec, TaskId, UnreadableRowsError
+from deltawriters.table import FileFactory, TableSpec, UnreadableRowsError
 
 
 class CardinalityError(ValueError):
@@ -805,8 +805,8 @@ def _concat(known: pa.Table | None, more: pa.Table) -> pa.Table:
     """Both tables as one table of one chunk. With more than `MOST_TEXT` bytes it uses Arrow's large types."""
     if known is None:
         return more
-    if known.nbytes + more.nbytes > partitioning.MOST_TEXT:
-        types = [field.with_type(partitioning.large_type(field.type)) for field in known.schema]
+    if known.nbytes + more.nbytes > arrow_types.MOST_TEXT:
+        types = [field.with_type(arrow_types.large_type(field.type)) for field in known.schema]
         known = known.cast(pa.schema(types))
     return pa.concat_tables([known, more.cast(known.schema)]).combine_chunks()
 
@@ -819,7 +819,7 @@ def _portions(keys: pa.Table, first: pa.Table | None) -> Iterator[tuple[int, int
     while waiting:
         start, stop = waiting.pop()
         sizes = (table.slice(start, stop - start).nbytes for table in (keys, first) if table is not None)
-        if stop - start <= 1 or max(sizes) <= partitioning.MOST_TEXT:
+        if stop - start <= 1 or max(sizes) <= arrow_types.MOST_TEXT:
             yield start, stop
         else:
             middle = (start + stop) // 2

@@ -1,76 +1,18 @@
-"""The files of one task: a factory that names the files and remembers their paths, and the rolling data file writer."""
+"""The rolling writer of the data files of one partition."""
 
 from collections.abc import Iterator
-from contextlib import suppress
-from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, Partition
+from deltawriters.content import ContentFile, DataFiles, Locations, Partition
 from deltawriters.parquet import ParquetFileWriter
-from deltawriters.table import TableSpec, TaskId
+from deltawriters.table import FileFactory, TableSpec
 
 if TYPE_CHECKING:
     from deltawriters.ordering import RowOrder
-
-
-class FileFactory:
-    """Names the files of one task, and can delete all of them.
-
-    `created` has every path that `new_path` returned, also the paths of files that were never finished.
-    """
-
-    def __init__(self, table: TableSpec, task: TaskId) -> None:
-        self._table = table
-        self._task = task
-        self.created: list[str] = []
-
-    def new_path(self, partition: Partition, extension: str = "parquet") -> str:
-        """A path that no other task attempt uses. The table decides the folder."""
-        path = self._table.new_path(self._task.file_name(len(self.created) + 1, extension), partition)
-        self.created.append(path)
-        return path
-
-    def delete_all(self) -> None:
-        """Delete the files that this task wrote. The format's clean-up later finds files that can't be deleted."""
-        for path in self.created:
-            with suppress(OSError):
-                self._table.io.delete(path)
-
-
-@dataclass(frozen=True)
-class Locations:
-    """The place of each written row: `file[i]` is a number in the task's `DataFiles`, `pos[i]` the position in that
-    file.
-    """
-
-    file: Ints
-    pos: Ints
-
-
-class DataFiles:
-    """Data files by number: the files that one task writes, and files of earlier snapshots that the key index found."""
-
-    def __init__(self) -> None:
-        self._paths: list[str] = []
-        self._partitions: list[Partition] = []
-
-    def __len__(self) -> int:
-        return len(self._paths)
-
-    def add(self, path: str, partition: Partition) -> int:
-        self._paths.append(path)
-        self._partitions.append(partition)
-        return len(self._paths) - 1
-
-    def path(self, file: int) -> str:
-        return self._paths[file]
-
-    def partition(self, file: int) -> Partition:
-        return self._partitions[file]
 
 
 class RollingFileWriter:

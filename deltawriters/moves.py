@@ -14,8 +14,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import MOVED, known_columns
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import grouped
-from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
 

@@ -18,8 +18,8 @@ from typing import Any, Generic, TypeVar
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
+from deltawriters.content import OldRows
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
-from deltawriters.resolve import OldRows
 from deltawriters.storage import file_io
 from deltawriters.vectors import bitmap, decode_blob, encode_blob
 

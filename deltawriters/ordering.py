@@ -13,8 +13,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, ordered_as_numbers
-from deltawriters.partitioning import storage
 
 
 @dataclass(frozen=True)

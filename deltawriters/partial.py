@@ -15,8 +15,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, grouped
-from deltawriters.partitioning import storage
 from deltawriters.rowhash import row_hash
 
 _RECORD = f"{PREFIX}record"

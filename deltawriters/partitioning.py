@@ -6,9 +6,9 @@ from typing import TYPE_CHECKING
 import numpy as np
 import pyarrow as pa
 
-from deltawriters.content import ContentFile, Partition
-from deltawriters.files import DataFiles, FileFactory, Locations, RollingFileWriter
-from deltawriters.table import TableSpec
+from deltawriters.content import ContentFile, DataFiles, Locations, Partition
+from deltawriters.files import RollingFileWriter
+from deltawriters.table import FileFactory, TableSpec
 
 if TYPE_CHECKING:
     from deltawriters.ordering import RowOrder
@@ -16,9 +16,6 @@ if TYPE_CHECKING:
 MAX_OPEN_WRITERS = 64
 """Fanout limit: each open Parquet file holds column buffers, so a task keeps at most this many open at a time."""
 
-
-MOST_TEXT = 2**31 - 1
-"""An array of Arrow's usual string and binary types holds at most this many bytes, since its offsets have 32 bits."""
 
 _LONGEST_PART = 200
 """Bytes of a folder's name. Most file systems allow 255, and an object's whole name in S3 has at most 1,024."""
@@ -106,36 +103,3 @@ class PartitionedWriter:
 
     def _finish(self, partition: Partition) -> None:
         self._done.extend(self._open.pop(partition).close())
-
-
-def storage(column: pa.Array | pa.ChunkedArray) -> pa.Array:
-    """`column` as one plain array: chunks are combined, and an extension type (UUID) becomes its storage type. A column
-    of more than `MOST_TEXT` bytes gets Arrow's large type.
-    """
-    if isinstance(column, pa.ChunkedArray):
-        if column.nbytes > MOST_TEXT:
-            column = column.cast(large_type(column.type))
-        # `combine_chunks` copies a single chunk too
-        column = column.chunk(0) if column.num_chunks == 1 else column.combine_chunks()
-    return column.storage if isinstance(column, pa.ExtensionArray) else column
-
-
-def large_type(dtype: pa.DataType) -> pa.DataType:
-    """The type with 64-bit offsets for a string or binary type. Other types stay as they are."""
-    if pa.types.is_string(dtype):
-        return pa.large_string()
-    return pa.large_binary() if pa.types.is_binary(dtype) else dtype
-
-
-def as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
-    """`rows` in the Arrow types and with the field ids of `schema`. Columns that already have the right type are not
-    copied.
-    """
-    columns = [_cast(rows.column(field.name), field.type) for field in schema]
-    return pa.Table.from_arrays(columns, schema=schema)
-
-
-def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
-    if isinstance(dtype, pa.BaseExtensionType):
-        return pa.ExtensionArray.from_storage(dtype, storage(column).cast(dtype.storage_type))
-    return column if column.type == dtype else column.cast(dtype)

@@ -4,16 +4,16 @@ into the index.
 
 import json
 import time
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
-from deltawriters.collapse import Ints, grouped
-from deltawriters.content import ContentFile, Partition
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.arrow_types import large_type, storage
+from deltawriters.collapse import Ints
+from deltawriters.content import ContentFile, DataFiles, OldRows, Partition, TaskId, by_file
 from deltawriters.keyindex import (
     SUPERSEDES,
     TOMBSTONE,
@@ -26,8 +26,7 @@ from deltawriters.keyindex import (
     open_run,
     write_run,
 )
-from deltawriters.partitioning import large_type, storage
-from deltawriters.table import TableSpec, TaskId
+from deltawriters.table import FileFactory, TableSpec
 
 NOWHERE = -1
 """In a key map's `file`: the key has no live row in this commit."""
@@ -56,14 +55,6 @@ class IndexTask:
     def merged_runs(self) -> list[RunInfo]:
         """Do the task's share of merging runs."""
         return self.slice.write_merged(f"{self.run_name}-merged", self.first, self.last) if self.slice.merge else []
-
-
-@dataclass(frozen=True)
-class OldRows:
-    """Positions to delete in one data file of an earlier snapshot."""
-
-    file: IndexedFile
-    positions: Ints
 
 
 @dataclass(frozen=True)
@@ -206,8 +197,3 @@ def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows], created
 def indexed(path: str, partition: Partition) -> IndexedFile:
     """A data file as the key index stores it."""
     return IndexedFile(path, partition.spec_id, json.loads(partition.text))
-
-
-def by_file(file: Ints, pos: Ints, files: Sequence[IndexedFile]) -> list[OldRows]:
-    """Rows by their data file: row i is at position `pos[i]` of `files[file[i]]`."""
-    return [OldRows(files[number], pos[places]) for number, places in grouped(file)]

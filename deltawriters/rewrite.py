@@ -11,16 +11,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, Partition
+from deltawriters.content import ContentFile, DataFiles, Partition, SmallFile, TaskId, TouchedFile
 from deltawriters.deletes import Deletes
-from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import (
     RUN_ENTRIES,
     SUPERSEDES,
@@ -35,9 +34,9 @@ from deltawriters.keyindex import (
 from deltawriters.old_rows import DeletedRows
 from deltawriters.ordering import RowOrder
 from deltawriters.parquet import ROW_GROUP_BYTES, joined
-from deltawriters.partitioning import PartitionedWriter, storage
+from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import indexed, key_columns
-from deltawriters.table import TableSpec, TaskId, UnreadableRowsError
+from deltawriters.table import FileFactory, TableSpec, UnreadableRowsError
 from deltawriters.vectors import positions_of
 
 _SORTED_BYTES = 1024 * 1024 * 1024
@@ -52,25 +51,6 @@ with data files."""
 
 HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
 """A function from key columns, in the types that Spark has for them, to the high hashes of the keys."""
-
-
-@dataclass(frozen=True)
-class SmallFile:
-    """A data file or position delete file that the sink wrote under the table's current schema and layout.
-
-    :param first_row_id: row id of the first row, for rows whose id isn't stored. None if the table has no row ids, and
-        for delete files.
-    :param sequence_number: number of the commit that added the file, as the table's format counts them.
-    :param live_rows: number of live rows, from the table's metadata. None if only the delete files tell.
-    :param vector: its deletion vector in the format's terms, which the number of live rows takes into account.
-    """
-
-    path: str
-    size_in_bytes: int
-    first_row_id: int | None
-    sequence_number: int
-    live_rows: int | None = None
-    vector: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
@@ -102,36 +82,6 @@ class RewriteGroup:
     @property
     def size_in_bytes(self) -> int:
         return sum(file.size_in_bytes for file in (*self.files, *self.deletes))
-
-
-@dataclass(frozen=True)
-class TouchedFile:
-    """A data file of any writer from which a commit deletes rows, or a part of such a file.
-
-    :param first_row_id: see `SmallFile`.
-    :param sequence_number: see `SmallFile`.
-    :param vector: its deletion vector in the format's terms.
-    :param deletes: paths of the position delete files that may delete rows of it, if the format has such files.
-    :param by_key: other deletes apply to it, so only the key index tells which rows are live.
-    :param part: see `deltawriters.parquet.rows_without`.
-    """
-
-    file: IndexedFile
-    size_in_bytes: int
-    first_row_id: int | None = None
-    sequence_number: int = 0
-    vector: Mapping[str, Any] | None = None
-    deletes: tuple[str, ...] = ()
-    by_key: bool = False
-    part: tuple[int, int] = (0, 1)
-
-    @property
-    def path(self) -> str:
-        return self.file.path
-
-    @property
-    def part_bytes(self) -> int:
-        return self.size_in_bytes // self.part[1]
 
 
 @dataclass(frozen=True)

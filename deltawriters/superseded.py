@@ -7,14 +7,12 @@ Only a task that flushed its rows, and then got a later change of one of their k
 import numpy as np
 
 from deltawriters.collapse import Ints, grouped
-from deltawriters.content import ContentFile
+from deltawriters.content import ContentFile, DataFiles, Locations, TouchedFile
 from deltawriters.deletes import Deletes
-from deltawriters.files import DataFiles, FileFactory, Locations
 from deltawriters.parquet import ROW_GROUP_BYTES, joined
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import indexed
-from deltawriters.rewrite import TouchedFile
-from deltawriters.table import TableSpec
+from deltawriters.table import FileFactory, TableSpec
 
 
 class SupersededRows(Deletes):

@@ -2,43 +2,23 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, fields
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, Partition
+from deltawriters.content import ContentFile, DataFiles, Partition, SmallFile, TaskId, TouchedFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts
 
-if TYPE_CHECKING:
-    from deltawriters.files import DataFiles, FileFactory
-    from deltawriters.rewrite import SmallFile, TouchedFile
-
 
 class UnreadableRowsError(ValueError):
     """A data file's rows can't be read as rows of the table, or nothing tells which of them are live."""
-
-
-@dataclass(frozen=True)
-class TaskId:
-    """Names the files of one task attempt, in the way of Iceberg's `OutputFileFactory`.
-
-    `operation` is unique to one attempt at a micro-batch. `attempt` is unique to one task attempt within the
-    application. So two attempts never write the same path, and the files of a superseded attempt can be recognised.
-    """
-
-    partition: int
-    attempt: int
-    operation: str
-
-    def file_name(self, sequence: int, extension: str) -> str:
-        """`{partition}-{task}-{operation}-{sequence}.{extension}`"""
-        return f"{self.partition:05d}-{self.attempt}-{self.operation}-{sequence:05d}.{extension}"
 
 
 @dataclass(frozen=True)
@@ -149,7 +129,7 @@ class TableSpec(ABC):
         """The description of a data file that was written."""
 
     @abstractmethod
-    def deletes(self, factory: "FileFactory", files: "DataFiles", flush_threshold: int = FLUSH_THRESHOLD) -> Deletes:
+    def deletes(self, factory: "FileFactory", files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD) -> Deletes:
         """A task's deletes by position.
 
         :param factory: names new files.
@@ -172,7 +152,7 @@ class TableSpec(ABC):
         """
 
     @abstractmethod
-    def moved_rows(self, small: "SmallFile", partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
+    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
         """All rows of a data file, also deleted ones, as a minor compaction moves them, in parts of a row group.
 
         :return: positions, and their rows, with columns and types of `of_moved_rows.arrow_schema`.
@@ -185,7 +165,7 @@ class TableSpec(ABC):
         return self
 
     @abstractmethod
-    def copied_rows(self, touched: "TouchedFile", left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         """The rows of a data file, or of a part of it, but for some, in parts of a row group. Any writer may have
         written the file, perhaps under an earlier schema of the table.
 
@@ -195,7 +175,7 @@ class TableSpec(ABC):
         """
 
     @abstractmethod
-    def deleted_in(self, touched: "TouchedFile") -> BitMap64:
+    def deleted_in(self, touched: TouchedFile) -> BitMap64:
         """The positions that the table's deletes by position delete in a data file.
 
         :raises LostVectorError: a vector is missing or damaged.
@@ -215,9 +195,33 @@ class TableSpec(ABC):
         """
 
     @abstractmethod
-    def deleted_rows(self, deletes: "SmallFile") -> tuple[list[str], Ints, Ints]:
+    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
         """Read a file of n deletes by position, if the format has such files.
 
         :return: paths of the data files, and for each of the n deletes the data file's number among them and the
             position.
         """
+
+
+class FileFactory:
+    """Names the files of one task, and can delete all of them.
+
+    `created` has every path that `new_path` returned, also the paths of files that were never finished.
+    """
+
+    def __init__(self, table: TableSpec, task: TaskId) -> None:
+        self._table = table
+        self._task = task
+        self.created: list[str] = []
+
+    def new_path(self, partition: Partition, extension: str = "parquet") -> str:
+        """A path that no other task attempt uses. The table decides the folder."""
+        path = self._table.new_path(self._task.file_name(len(self.created) + 1, extension), partition)
+        self.created.append(path)
+        return path
+
+    def delete_all(self) -> None:
+        """Delete the files that this task wrote. The format's clean-up later finds files that can't be deleted."""
+        for path in self.created:
+            with suppress(OSError):
+                self._table.io.delete(path)

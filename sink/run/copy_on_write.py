@@ -15,10 +15,11 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
+from deltawriters.content import TouchedFile
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
-from deltawriters.rewrite import CopyGroup, TouchedFile
+from deltawriters.rewrite import CopyGroup
 from sink.run.engine import Engine
 from sink.run.moving import dealt, moved
 from sink.spark import task

@@ -27,11 +27,12 @@ from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, amounts
 from deltawriters import TableSpec
+from deltawriters.content import OldRows, by_file
 from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion
 from deltawriters.old_rows import DeletedRows
-from deltawriters.resolve import OldRows, by_file, rows_superseded_meanwhile, rows_written_meanwhile
+from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
 from sink.errors import TableError
 from sink.run.copy_on_write import Replacement, replacement

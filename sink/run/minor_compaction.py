@@ -17,9 +17,10 @@ from uuid import uuid4
 
 from changelog.amounts import amounts, sized
 from deltawriters import TableSpec
+from deltawriters.content import SmallFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
-from deltawriters.rewrite import RewriteGroup, SmallFile
+from deltawriters.rewrite import RewriteGroup
 from sink.errors import RowdeltaError, TemporaryError
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex

@@ -12,8 +12,8 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import ORDER, SNAPSHOT
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, order_rank
-from deltawriters.partitioning import storage
 
 
 class SnapshotRows:

@@ -29,13 +29,14 @@ from changelog.rows import BAD, BLOCK, FILE, HASH, KEPT, ROW, SNAPSHOT, UNAVAILA
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
 from deltawriters.combine import combined
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.content import DataFiles
 from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
 from deltawriters.old_rows import tell
 from deltawriters.ordering import RowOrder
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
+from deltawriters.table import FileFactory
 from sink.spark.exchange import Step, owned, packed
 from sink.spark.routing import KeyHash, is_truncate, range_of, to_all
 from sink.spark.snapshots import SnapshotRows

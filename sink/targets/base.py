@@ -26,9 +26,9 @@ if TYPE_CHECKING:
 
     from changelog.spec import ColumnSpec
     from deltawriters import TableSpec
+    from deltawriters.content import SmallFile, TouchedFile
     from deltawriters.keyindex import IndexedFile
     from deltawriters.old_rows import DeletedRows
-    from deltawriters.rewrite import SmallFile, TouchedFile
     from sink.config import Config, TableSection
     from sink.sources.source import Position
     from sink.targets.history import History

@@ -13,9 +13,8 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from deltawriters.content import Partition
+from deltawriters.content import Partition, SmallFile, TouchedFile
 from deltawriters.keyindex import IndexedFile
-from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.writers import DeltaTableSpec
 from tests.delta.harness import DeltaJob, crashing

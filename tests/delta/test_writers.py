@@ -26,11 +26,10 @@ from pyspark.sql import SparkSession
 
 from changelog.rows import KIND, RowKind, order_column
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, TaskId
-from deltawriters.content import Partition
-from deltawriters.files import DataFiles, FileFactory
-from deltawriters.partitioning import PartitionedWriter, as_table_types
-from deltawriters.rewrite import SmallFile
-from deltawriters.table import UnreadableRowsError
+from deltawriters.arrow_types import as_table_types
+from deltawriters.content import DataFiles, Partition, SmallFile
+from deltawriters.partitioning import PartitionedWriter
+from deltawriters.table import FileFactory, UnreadableRowsError
 from sink.targets.delta.partitions import double_text, encoded_path
 from sink.targets.delta.statistics import longer_maximum, with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, read_vectors, vector_file

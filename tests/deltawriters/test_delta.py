@@ -22,15 +22,15 @@ from deltawriters import (
     DeltaWriter,
     FileContent,
     TaskId,
+    arrow_types,
     delta,
-    partitioning,
     resolve,
 )
-from deltawriters.content import Partition
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.content import DataFiles, Partition
 from deltawriters.keyindex import IndexSlice, RunInfo, low_hash, xxhash64
 from deltawriters.ordering import RowOrder
 from deltawriters.resolve import IndexTask
+from deltawriters.table import FileFactory
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.lake import Lake
 
@@ -322,7 +322,7 @@ def test_more_text_of_keys_than_32_bit_offsets_reach(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mode: Any
 ) -> None:
     """The commit's keys are held in Arrow's large types then, and no array of the usual ones has more than it can."""
-    monkeypatch.setattr(partitioning, "MOST_TEXT", 1000)
+    monkeypatch.setattr(arrow_types, "MOST_TEXT", 1000)
     joined: list[pa.Table] = []
     concat = delta._concat
 
@@ -358,7 +358,7 @@ def test_more_text_of_keys_than_32_bit_offsets_reach_with_a_key_index(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """All keys of the commit are hashed at once, and those of the commit before are found."""
-    monkeypatch.setattr(partitioning, "MOST_TEXT", 1000)
+    monkeypatch.setattr(arrow_types, "MOST_TEXT", 1000)
     hashed: set[pa.DataType] = set()
 
     def hashing(columns: list[pa.Array], base: int) -> Any:
@@ -439,7 +439,7 @@ OPERATIONS = st.lists(
     tasks=st.integers(1, 2),
     batch_rows=st.integers(1, 9),
     flush_bytes=st.sampled_from([1, 300, 1 << 20]),
-    most_text=st.sampled_from([partitioning.MOST_TEXT, 200, 10]),
+    most_text=st.sampled_from([arrow_types.MOST_TEXT, 200, 10]),
     order=st.sampled_from([None, RowOrder(("region", "amount")), RowOrder(("amount", "shop"), curved=True)]),
     random=st.randoms(use_true_random=False),
 )
@@ -450,7 +450,7 @@ def test_the_table_equals_the_source(
     """:param most_text: of a commit's keys, from which on 32-bit offsets don't do."""
     source = Source()
     with tempfile.TemporaryDirectory() as folder, pytest.MonkeyPatch.context() as patch:
-        patch.setattr(partitioning, "MOST_TEXT", most_text)
+        patch.setattr(arrow_types, "MOST_TEXT", most_text)
         table = table_at(folder, spec, version, {"write.target-file-size-bytes": "900"})
         lake = Lake(table)
         per_commit = -(-len(operations) // commits) or 1

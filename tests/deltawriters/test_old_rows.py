@@ -10,9 +10,9 @@ import pytest
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from deltawriters import old_rows
+from deltawriters.content import OldRows
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.old_rows import DeletedRows, read_spans, tell
-from deltawriters.resolve import OldRows
 
 IO = PyArrowFileIO()
 

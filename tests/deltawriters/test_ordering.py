@@ -11,9 +11,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from deltawriters import TaskId
-from deltawriters.files import DataFiles, FileFactory, _taken
+from deltawriters.content import DataFiles
+from deltawriters.files import _taken
 from deltawriters.ordering import RowOrder, z_values
 from deltawriters.partitioning import PartitionedWriter
+from deltawriters.table import FileFactory
 from tests.deltawriters.test_delta import BY_REGION, UNPARTITIONED, table_at
 
 ASCENDING = [

@@ -8,13 +8,12 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from deltawriters.content import ContentFile
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.content import ContentFile, DataFiles, SmallFile, TaskId
 from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, low_hash, write_run
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.partitioning import LASTING_BYTES, PartitionedWriter
-from deltawriters.rewrite import RewriteGroup, Rewriter, SmallFile
-from deltawriters.table import TaskId
+from deltawriters.rewrite import RewriteGroup, Rewriter
+from deltawriters.table import FileFactory
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 SCHEMA = """{"type":"struct","schema-id":0,"identifier-field-ids":[1],"fields":[

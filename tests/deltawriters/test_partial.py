@@ -18,8 +18,7 @@ from changelog.decoding import decoded_schema
 from changelog.rows import BAD, HASH, KIND, UNAVAILABLE, RowKind, order_column, unavailable_bits
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
-from deltawriters.content import Partition
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.content import DataFiles, Partition, SmallFile, TouchedFile
 from deltawriters.keyindex import (
     SUPERSEDES,
     Entries,
@@ -32,8 +31,7 @@ from deltawriters.keyindex import (
 )
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
-from deltawriters.rewrite import SmallFile, TouchedFile
-from deltawriters.table import UnreadableRowsError
+from deltawriters.table import FileFactory, UnreadableRowsError
 from sink.targets.iceberg.present_rows import present_rows
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.changelog.messages import spec

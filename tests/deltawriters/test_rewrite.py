@@ -13,14 +13,13 @@ import pytest
 
 from deltawriters import TaskId, parquet
 from deltawriters import rewrite as mover
-from deltawriters.content import Partition
-from deltawriters.files import DataFiles, FileFactory, Locations
+from deltawriters.content import DataFiles, Locations, OldRows, Partition, SmallFile, TouchedFile
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
 from deltawriters.old_rows import DeletedRows
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.resolve import OldRows
-from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, Rewritten, SmallFile, TouchedFile
+from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, Rewritten
 from deltawriters.superseded import SupersededRows
+from deltawriters.table import FileFactory
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.test_parquet import rows, table_at
 

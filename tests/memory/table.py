@@ -20,10 +20,10 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
+from deltawriters.content import SmallFile, TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
-from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
 from sink.targets.base import (

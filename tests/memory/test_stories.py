@@ -23,9 +23,8 @@ from pyspark import SparkContext
 
 from changelog.rows import BAD
 from deltawriters import DeltaOptions, DeltaWriter, delta
-from deltawriters.files import Locations
+from deltawriters.content import Locations, TouchedFile
 from deltawriters.resolve import NOWHERE
-from deltawriters.rewrite import TouchedFile
 from deltawriters.superseded import SupersededRows
 from sink.run import copy_on_write, keyindex
 from sink.run.keyindex import KeyIndex

@@ -15,15 +15,13 @@ import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
 from deltawriters import ContentFile, FileContent, TableSpec
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import Partition
+from deltawriters.content import DataFiles, Partition, SmallFile, TouchedFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_without
-from deltawriters.partitioning import storage
-from deltawriters.rewrite import SmallFile, TouchedFile
-from deltawriters.table import UnreadableRowsError
+from deltawriters.table import FileFactory, UnreadableRowsError
 from deltawriters.vectors import bitmap
 from tests.memory.storage import MemoryFiles
 

@@ -17,9 +17,9 @@ from pyspark import SparkContext
 from pyspark.accumulators import _accumulatorRegistry
 from pyspark.sql import SparkSession
 
+from deltawriters.content import OldRows
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.old_rows import DeletedRows, DeleteGroup, tell
-from deltawriters.resolve import OldRows
 from deltawriters.vectors import LostVectorError
 from sink.spark import deletes as delete_tasks
 from sink.spark.deletes import new_deletes

@@ -20,9 +20,9 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from deltawriters import TaskId
+from deltawriters.content import SmallFile
 from deltawriters.keyindex import IndexSlice
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.rewrite import SmallFile
 from sink.commands import inspection
 from sink.commands import maintain as maintain_command
 from sink.commands.maintain import Maintained, as_json, exit_code, lines, maintain

@@ -8,9 +8,10 @@ from unittest.mock import Mock
 import pytest
 
 from deltawriters import TaskId
+from deltawriters.content import TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows, FoundRows
-from deltawriters.rewrite import CopyGroup, TouchedFile
+from deltawriters.rewrite import CopyGroup
 from sink.run import copy_on_write
 from sink.run.moving import moved
 from sink.spark import task

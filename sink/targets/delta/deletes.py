@@ -9,9 +9,9 @@ import numpy as np
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints, grouped
-from deltawriters.content import ContentFile
+from deltawriters.content import ContentFile, DataFiles
 from deltawriters.deletes import Deletes
-from deltawriters.files import DataFiles, FileFactory
+from deltawriters.table import FileFactory
 from deltawriters.vectors import bitmap
 from sink.targets.delta.statistics import with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile

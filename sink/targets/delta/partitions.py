@@ -12,9 +12,10 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, dense_ids, grouped
 from deltawriters.content import Partition
-from deltawriters.partitioning import path_part, storage
+from deltawriters.partitioning import path_part
 from sink.targets.delta.schema import Column
 
 Values = Mapping[str, str | None]

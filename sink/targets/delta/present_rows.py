@@ -5,9 +5,9 @@ from typing import TypeVar
 
 import pyarrow as pa
 
+from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
-from deltawriters.partitioning import as_table_types
 from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.partitions import is_clear, repeated
 from sink.targets.delta.schema import FIELD_ID, Column

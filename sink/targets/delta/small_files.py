@@ -9,7 +9,7 @@ import zlib
 from collections.abc import Callable, Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
-from deltawriters.rewrite import SmallFile
+from deltawriters.content import SmallFile
 from sink.targets import merge_levels
 from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates, Rewritable
 from sink.targets.delta.live_files import full

@@ -27,9 +27,9 @@ from pyspark.sql import types as T
 
 from changelog.amounts import amount, amounts
 from changelog.spec import ColumnSpec
+from deltawriters.content import TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
-from deltawriters.rewrite import TouchedFile
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import MAINTENANCE_POOL, activate

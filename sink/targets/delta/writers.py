@@ -21,16 +21,14 @@ import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
+from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.content import ContentFile, DataFiles, FileContent, Partition, SmallFile, TouchedFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_at, rows_without
-from deltawriters.partitioning import as_table_types
-from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
-from deltawriters.table import TableSpec, UnreadableRowsError
+from deltawriters.table import FileFactory, TableSpec, UnreadableRowsError
 from deltawriters.vectors import LostVectorError
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition

@@ -7,8 +7,8 @@ from pyiceberg.schema import Schema
 
 from deltawriters.content import ContentFile, FileContent, Partition
 from deltawriters.deletes import KeyDeletes
-from deltawriters.files import FileFactory
 from deltawriters.parquet import ParquetFileWriter
+from deltawriters.table import FileFactory
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 

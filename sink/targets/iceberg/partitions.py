@@ -17,9 +17,10 @@ from pyiceberg.transforms import BucketTransform, MonthTransform, VoidTransform,
 from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
 
+from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, dense_ids, grouped
 from deltawriters.content import Partition
-from deltawriters.partitioning import path_part, storage
+from deltawriters.partitioning import path_part
 from deltawriters.table import Bucket
 
 

@@ -19,13 +19,12 @@ from pyiceberg.types import LongType, NestedField, StringType
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints, grouped
-from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.content import ContentFile, DataFiles, FileContent, OldRows, Partition, TaskId
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes
-from deltawriters.files import DataFiles, FileFactory
 from deltawriters.old_rows import DeleteGroup
 from deltawriters.parquet import ParquetFileWriter
-from deltawriters.resolve import OldRows, delete_rows
-from deltawriters.table import TaskId
+from deltawriters.resolve import delete_rows
+from deltawriters.table import FileFactory
 from deltawriters.vectors import bitmap, positions_of
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file

@@ -22,9 +22,9 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, PrimitiveType
 
+from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
-from deltawriters.partitioning import as_table_types
 from deltawriters.table import UnreadableRowsError
 
 NAME_MAPPING = "schema.name-mapping.default"

@@ -7,10 +7,10 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyiceberg.io import FileIO
 
+from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
+from deltawriters.content import SmallFile, TouchedFile
 from deltawriters.parquet import all_rows
-from deltawriters.partitioning import as_table_types
-from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.table import UnreadableRowsError
 
 ROW_ID = "_row_id"

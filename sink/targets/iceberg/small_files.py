@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
-from deltawriters.rewrite import SmallFile
+from deltawriters.content import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Any
 
 from py4j.java_gateway import JavaObject
 
+from deltawriters.content import TouchedFile
 from deltawriters.keyindex.versions import IndexLostError
-from deltawriters.rewrite import TouchedFile
 from sink.targets.base import TouchedFiles
 from sink.targets.iceberg.changes import deleted_from, indexed
 

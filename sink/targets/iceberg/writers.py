@@ -25,14 +25,12 @@ from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, FileContent, Partition
+from deltawriters.content import ContentFile, DataFiles, FileContent, Partition, SmallFile, TouchedFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.files import DataFiles, FileFactory
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
-from deltawriters.rewrite import SmallFile, TouchedFile
 from deltawriters.storage import file_io
-from deltawriters.table import Bucket, TableSpec
+from deltawriters.table import Bucket, FileFactory, TableSpec
 from deltawriters.vectors import LostVectorError
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
