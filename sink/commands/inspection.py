@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sink.run.keys import TableKey
-    from sink.run.plan import TablePlan
+    from sink.run.table_plan import TablePlan
 
     _Planned = tuple[TablePlan, TableKey, Mapping[str, int]]
 

@@ -35,8 +35,9 @@ from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryEr
 from sink.sources.source import Position
 from sink.spark.java_errors import message_of
 from sink.spark.versions import to_arrow
-from sink.targets.base import SINK_ID, ChangeSet, StoredPosition, TableChangedError, TableState, Target
+from sink.targets.base import ChangeSet, StoredPosition, TableChangedError, TableState, Target
 from sink.targets.catalogs import Catalogs
+from sink.targets.notes import SINK_ID
 
 log = logging.getLogger("rowdelta")
 

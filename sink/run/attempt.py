@@ -9,7 +9,8 @@ from deltawriters import DeltaOptions, TableSpec
 from deltawriters.keyindex import IndexSlice
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
-from sink.run.plan import TablePlan, deletes_carry_row, files_last
+from sink.run.plan import deletes_carry_row, files_last
+from sink.run.table_plan import TablePlan
 from sink.run.written import Written
 from sink.sources.source import TableBatch
 from sink.spark import deletes, task

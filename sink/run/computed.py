@@ -3,7 +3,6 @@ metadata columns.
 """
 
 import re
-from typing import TYPE_CHECKING
 
 from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
@@ -14,15 +13,13 @@ from changelog.decoding import spark_schema
 from changelog.row_kind_columns import quoted
 from changelog.rows import PREFIX
 from sink.errors import ConfigError, NeedsSparkError
-
-if TYPE_CHECKING:
-    from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 """Decimal digits that are enough for every value."""
 
 
-def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
+def compute(rows: DataFrame, plan: TablePlan) -> DataFrame:
     """Add computed columns to changelog rows, and remove fields that only those need.
 
     :raises ConfigError: Spark can't compute an expression.
@@ -40,7 +37,7 @@ def compute(rows: DataFrame, plan: "TablePlan") -> DataFrame:
         raise ConfigError(f"{plan.section.target}: a computed column can't be computed. {_sentence(error)}") from None
 
 
-def check_computed(spark: SparkSession | None, plan: "TablePlan", path: str) -> None:
+def check_computed(spark: SparkSession | None, plan: TablePlan, path: str) -> None:
     """Check expressions before anything runs.
 
     :param path: the table's place in the configuration, `tables[0]`.

@@ -16,7 +16,7 @@ from changelog.rows import BLOCK, FILE
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.run.computed import compute
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.spark import task
 from sink.spark.exchange import Step, in_arrow
 

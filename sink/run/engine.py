@@ -15,7 +15,7 @@ from changelog.decoding import Stated
 from deltawriters import TableSpec
 from deltawriters.keyindex import IndexSlice, RunInfo
 from sink.run.attempt import Begun, TaskPlans
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written
 from sink.sources.source import TableBatch
 from sink.spark import task

@@ -37,7 +37,7 @@ from deltawriters.table import Bucket
 from sink.errors import TableError
 from sink.run.copy_on_write import Replacement, replacement
 from sink.run.engine import Engine, KeyReading
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.spark import task
 from sink.spark.routing import RANGES, KeyHash
 from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target, WrittenDeletes

@@ -55,7 +55,6 @@ from sink.run.observer import (
 )
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import (
-    TablePlan,
     declared_changes,
     declared_types,
     deletes_by_value,
@@ -70,13 +69,11 @@ from sink.run.plan import (
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import Rewriting, RunningRewrite
 from sink.run.source_tables import SourceTables, source_tables_property
+from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
 from sink.targets.base import (
-    REWRITE,
-    ROWS,
-    SINK_ID,
     ChangeSet,
     CommitUnknownError,
     Compaction,
@@ -89,6 +86,7 @@ from sink.targets.base import (
     TableNoLongerEmptyError,
     Target,
 )
+from sink.targets.notes import REWRITE, ROWS, SINK_ID
 from sink.targets.own_state import (
     COUNTED,
     is_cleaning_due,

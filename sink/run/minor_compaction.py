@@ -31,16 +31,8 @@ from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
-from sink.targets.base import (
-    MINOR,
-    SINK_ID,
-    Committer,
-    CommitUnknownError,
-    Mergeable,
-    Rewrite,
-    TableChangedError,
-    Target,
-)
+from sink.targets.base import Committer, CommitUnknownError, Mergeable, Rewrite, TableChangedError, Target
+from sink.targets.notes import MINOR, SINK_ID
 
 log = logging.getLogger("rowdelta")
 

@@ -3,7 +3,7 @@
 import logging
 import re
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 from pyspark.errors import PySparkException
@@ -29,6 +29,7 @@ from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, check_tells_rows_apart, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.run.source_tables import SourceTables, source_tables_property
+from sink.run.table_plan import TablePlan
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
 from sink.targets.base import NO_FLOATS, Tables, TableState, Target
@@ -43,40 +44,6 @@ _MOST_NEW = 1000
 _LONGEST_NAME = 255
 _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 """Characters that a column's name can't have: those that end a line or steer a terminal, and lone surrogates."""
-
-
-@dataclass(frozen=True)
-class TablePlan:
-    """A target that exists or would be created, and how changes are decoded for it.
-
-    :param section: the table's section of the configuration.
-    :param changelog: how changes are decoded. Its columns are the decoded ones: it lacks computed and metadata columns,
-        and has fields that only expressions need.
-    :param exists: whether the table exists.
-    :param columns: the table's columns.
-    :param computed: (name, Spark SQL expression) of computed columns.
-    :param derived_partition: the table is partitioned by a computed or metadata column, so a change doesn't say in
-        which partition the old row is.
-    :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
-    :param order: in which rows are written.
-    """
-
-    section: TableSection
-    changelog: ChangelogSpec
-    exists: bool
-    columns: tuple[ColumnSpec, ...] = ()
-    computed: tuple[tuple[str, str], ...] = ()
-    derived_partition: bool = False
-    warnings: tuple[str, ...] = ()
-    order: RowOrder | None = None
-
-    @property
-    def is_decoded_whole(self) -> bool:
-        """Whether decoded changes have exactly the table's columns: no column is computed, and no field is decoded only
-        for an expression.
-        """
-        columns = {column.name for column in self.columns}
-        return not self.computed and all(column.name in columns for column in self.changelog.columns)
 
 
 def plan_table(

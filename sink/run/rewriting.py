@@ -36,16 +36,8 @@ from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
-from sink.targets.base import (
-    REWRITE,
-    SINK_ID,
-    Committer,
-    IndexCommit,
-    Rewrite,
-    StoredPosition,
-    TableChangedError,
-    Target,
-)
+from sink.targets.base import Committer, IndexCommit, Rewrite, StoredPosition, TableChangedError, Target
+from sink.targets.notes import REWRITE, SINK_ID
 
 log = logging.getLogger("rowdelta")
 

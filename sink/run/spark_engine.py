@@ -17,7 +17,7 @@ from sink.run.attempt import TaskPlans
 from sink.run.engine import KeyReading
 from sink.run.keyreading import read_keys
 from sink.run.moving import shares
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.run.writing import SparkWriter
 from sink.run.written import Uncommitted
 from sink.spark import task

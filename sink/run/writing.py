@@ -20,7 +20,7 @@ from sink.run.attempt import Begun, TaskPlans, is_small
 from sink.run.decoding import RecordDecoder
 from sink.run.engine import Decoded
 from sink.run.job_errors import JOB_ERRORS, job_error
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark import task

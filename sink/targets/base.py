@@ -36,18 +36,6 @@ if TYPE_CHECKING:
 
 NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
 
-SINK_ID = "rowdelta.sink-id"
-"""Key in what the table's history says of a sink's commit."""
-
-ROWS = "rowdelta.rows"
-"""Likewise. Its value is JSON: how many changes of each kind the commit applied."""
-
-MINOR = "rowdelta.minor-compaction"
-"""Likewise, of a minor compaction (`sink.run.minor_compaction`). Its value is the compaction's number, from 1 on."""
-
-REWRITE = "rowdelta.rewrite"
-"""Likewise, of a rewrite of whole files beside the stream (`sink.run.rewriting`)."""
-
 
 class TableNoLongerEmptyError(Exception):
     """The files were written for an empty table, without deletes, and somebody else has added rows since."""

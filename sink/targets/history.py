@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 
 from changelog.amounts import amount
 from sink.errors import ConfigError, TableError
-from sink.targets.base import MINOR, REWRITE
+from sink.targets.notes import MINOR, REWRITE
 
 if TYPE_CHECKING:
     from sink.sources.source import Position

@@ -7,7 +7,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sink.config import Config
 from sink.run.decoding import RecordDecoder
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position
 from sink.sources.topics import Offsets

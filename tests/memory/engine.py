@@ -22,7 +22,7 @@ from deltawriters.keyindex.versions import IndexLostError
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.engine import Decoded, KeyReading
 from sink.run.job_errors import job_error
-from sink.run.plan import TablePlan
+from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark import task

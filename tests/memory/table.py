@@ -27,8 +27,6 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
 from sink.targets.base import (
-    MINOR,
-    SINK_ID,
     ChangeSet,
     Committer,
     CompactionLimits,
@@ -47,6 +45,7 @@ from sink.targets.base import (
     Upkeep,
     WrittenDeletes,
 )
+from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.retries import Retries
 from tests.memory.storage import Clock, MemoryFiles
 from tests.memory.writers import MemoryTableSpec

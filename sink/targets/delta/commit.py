@@ -12,11 +12,12 @@ from typing import TYPE_CHECKING, Any
 
 from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import RowdeltaError
-from sink.targets.base import MINOR, SINK_ID, ChangeSet, Committer, CommitUnknownError, Rewrite, TableChangedError
+from sink.targets.base import ChangeSet, Committer, CommitUnknownError, Rewrite, TableChangedError
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
 from sink.targets.delta.new_vectors import remove_of
 from sink.targets.delta.small_files import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag
+from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.retries import Retries
 
 if TYPE_CHECKING:

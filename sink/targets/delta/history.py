@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 from sink.errors import TableError
 from sink.sources.source import Position
 from sink.targets import history
-from sink.targets.base import ROWS, SINK_ID
 from sink.targets.delta.live_files import file_actions
 from sink.targets.delta.log import Commit, decoded
 from sink.targets.history import History, moved_by, shown_counts
+from sink.targets.notes import ROWS, SINK_ID
 
 if TYPE_CHECKING:
     from sink.targets.delta.table import DeltaTable

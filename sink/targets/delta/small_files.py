@@ -11,10 +11,11 @@ from typing import TYPE_CHECKING, Any
 
 from deltawriters.content import SmallFile
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, SINK_ID, Mergeable, MergeCandidates, Rewritable
+from sink.targets.base import Mergeable, MergeCandidates, Rewritable
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import remove_of, stated_rows
 from sink.targets.delta.partitions import is_clear
+from sink.targets.notes import MINOR, SINK_ID
 
 if TYPE_CHECKING:
     from sink.targets.delta.table import DeltaTable

@@ -35,7 +35,6 @@ from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.base import (
     OF_POSITION,
-    REWRITE,
     Compacted,
     CompactionLimits,
     FileCounts,
@@ -63,6 +62,7 @@ from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates,
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.locations import check_location, in_one_form
+from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
 
 if TYPE_CHECKING:

@@ -19,7 +19,8 @@ from py4j.java_gateway import JavaObject
 from changelog.amounts import amount, sized
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import MINOR, REWRITE, Compacted, CompactionFailedError, CompactionLimits
+from sink.targets.base import Compacted, CompactionFailedError, CompactionLimits
+from sink.targets.notes import MINOR, REWRITE
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable

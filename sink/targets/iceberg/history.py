@@ -10,9 +10,9 @@ from typing import Any
 
 from sink.errors import TableError
 from sink.sources.source import Position
-from sink.targets.base import ROWS, SINK_ID
 from sink.targets.history import Commit, History, moved_by, shown_counts, shown_time
 from sink.targets.iceberg.compaction import COMPACTION
+from sink.targets.notes import ROWS, SINK_ID
 
 Metadata = Mapping[str, Any]
 

@@ -14,8 +14,9 @@ from deltawriters.content import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
-from sink.targets.base import MINOR, REWRITE, SINK_ID, Mergeable, MergeCandidates
+from sink.targets.base import Mergeable, MergeCandidates
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.notes import MINOR, REWRITE, SINK_ID
 
 if TYPE_CHECKING:
     from sink.targets.iceberg.table import IcebergTable

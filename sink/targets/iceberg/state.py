@@ -6,6 +6,7 @@ JSON (`sink.targets.iceberg.metadata`).
 
 import json
 import logging
+import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
@@ -14,9 +15,10 @@ from typing import TYPE_CHECKING, Any
 
 from changelog.amounts import amounts
 from sink.errors import TableError
-from sink.targets.base import NO_FLOATS, REWRITE, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
-from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, check_types
+from sink.targets.base import NO_FLOATS, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
+from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES
 from sink.targets.locations import check_location
+from sink.targets.notes import REWRITE
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -403,3 +405,30 @@ def _in_sql(transform: str, column: str | None) -> str:
     """
     name, _, parameter = transform.rstrip("]").partition("[")
     return str(column) if name == "identity" else f"{name}({f'{parameter}, ' if parameter else ''}{column})"
+
+
+_SIZED = re.compile(r'"(?:type|element|key|value)": "(uuid|fixed\[\d+\])"')
+
+
+def check_types(table: "IcebergState") -> None:
+    """Check the types of the columns of a table that exists.
+
+    :raises TableError: the writers don't know one of them.
+    """
+    from pyiceberg.exceptions import ValidationError
+    from pyiceberg.types import NestedField
+
+    for field in json.loads(table.spec.schema)["fields"]:
+        try:
+            NestedField.model_validate(field)
+        except (ValueError, ValidationError):
+            dtype = field["type"] if isinstance(field["type"], str) else json.dumps(field["type"])
+            raise TableError(
+                f"{table.name} has the column {field['name']} of type {dtype}, which rowdelta's writers don't know. "
+                "Drop the column, or write to another table."
+            ) from None
+        if not isinstance(field["type"], str) and (found := _SIZED.search(json.dumps(field["type"]))):
+            raise TableError(
+                f"{table.name} has the column {field['name']} with values of type {found[1]} inside, which messages "
+                "can't be checked for. Drop the column, or write to another table."
+            )

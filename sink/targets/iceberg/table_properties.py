@@ -2,16 +2,13 @@
 same table.
 """
 
-import json
-import re
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
-from sink.errors import TableError
 from sink.targets.table_properties import PropertyRules, Rule
 
 if TYPE_CHECKING:
-    from sink.targets.iceberg.state import IcebergState
+    pass
 
 _PARQUET_PAGES = Rule("warning", "the writer's own page and dictionary sizes are used")
 _DELETE_FILES = Rule("warning", "delete files are written with the settings of data files")
@@ -99,30 +96,3 @@ FEATURES: Mapping[str, Rule] = {
     ),
     "branch or tag as target": Rule("refused", "commits go to main"),
 }
-
-
-_SIZED = re.compile(r'"(?:type|element|key|value)": "(uuid|fixed\[\d+\])"')
-
-
-def check_types(table: "IcebergState") -> None:
-    """Check the types of the columns of a table that exists.
-
-    :raises TableError: the writers don't know one of them.
-    """
-    from pyiceberg.exceptions import ValidationError
-    from pyiceberg.types import NestedField
-
-    for field in json.loads(table.spec.schema)["fields"]:
-        try:
-            NestedField.model_validate(field)
-        except (ValueError, ValidationError):
-            dtype = field["type"] if isinstance(field["type"], str) else json.dumps(field["type"])
-            raise TableError(
-                f"{table.name} has the column {field['name']} of type {dtype}, which rowdelta's writers don't know. "
-                "Drop the column, or write to another table."
-            ) from None
-        if not isinstance(field["type"], str) and (found := _SIZED.search(json.dumps(field["type"]))):
-            raise TableError(
-                f"{table.name} has the column {field['name']} with values of type {found[1]} inside, which messages "
-                "can't be checked for. Drop the column, or write to another table."
-            )

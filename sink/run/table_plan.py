@@ -1,0 +1,41 @@
+"""What a target table is, or would be, and how changes are decoded for it."""
+
+from dataclasses import dataclass
+
+from changelog.spec import ChangelogSpec, ColumnSpec
+from deltawriters.ordering import RowOrder
+from sink.config import TableSection
+
+
+@dataclass(frozen=True)
+class TablePlan:
+    """A target that exists or would be created, and how changes are decoded for it.
+
+    :param section: the table's section of the configuration.
+    :param changelog: how changes are decoded. Its columns are the decoded ones: it lacks computed and metadata columns,
+        and has fields that only expressions need.
+    :param exists: whether the table exists.
+    :param columns: the table's columns.
+    :param computed: (name, Spark SQL expression) of computed columns.
+    :param derived_partition: the table is partitioned by a computed or metadata column, so a change doesn't say in
+        which partition the old row is.
+    :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
+    :param order: in which rows are written.
+    """
+
+    section: TableSection
+    changelog: ChangelogSpec
+    exists: bool
+    columns: tuple[ColumnSpec, ...] = ()
+    computed: tuple[tuple[str, str], ...] = ()
+    derived_partition: bool = False
+    warnings: tuple[str, ...] = ()
+    order: RowOrder | None = None
+
+    @property
+    def is_decoded_whole(self) -> bool:
+        """Whether decoded changes have exactly the table's columns: no column is computed, and no field is decoded only
+        for an expression.
+        """
+        columns = {column.name for column in self.columns}
+        return not self.computed and all(column.name in columns for column in self.changelog.columns)

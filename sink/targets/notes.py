@@ -1,0 +1,10 @@
+"""The keys under which a commit says in the table's history what the sink did by it."""
+
+SINK_ID = "rowdelta.sink-id"
+"""Key in what the table's history says of a sink's commit."""
+ROWS = "rowdelta.rows"
+"""Likewise. Its value is JSON: how many changes of each kind the commit applied."""
+MINOR = "rowdelta.minor-compaction"
+"""Likewise, of a minor compaction (`sink.run.minor_compaction`). Its value is the compaction's number, from 1 on."""
+REWRITE = "rowdelta.rewrite"
+"""Likewise, of a rewrite of whole files beside the stream (`sink.run.rewriting`)."""
