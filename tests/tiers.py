@@ -197,6 +197,57 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
     ],
     # the stories, tested themselves
     "memory/test_stories.py": ["stories_find_a_mistake"],
+    # further ways of a fault of which `make test-all` has one
+    "faults/test_executors.py": ["executors_are_killed_while_the_index_is_built", "an_executor_is_killed_during"],
+    "faults/test_machine.py": ["a_full_disk[state of sink", "a_full_disk[local", "a_full_disk[index"],
+    "faults/test_processes.py": [
+        "two_drivers[another checkpoint]",
+        "a_signal[the JVM is launched",
+        "a_signal[tables are opened",
+        "a_signal[data files are written, and the commit comes",
+        "a_signal[it is idle",
+        "a_signal[data files are written-2-130]",
+    ],
+    "faults/test_servers.py": [
+        "the_registry_fails[slow]",
+        "the_catalog_fails[409]",
+        "the_catalog_fails[500]",
+        "the_catalog_fails[503]",
+        "the_catalog_fails[timeout]",
+        "the_store_fails[500]",
+        "the_store_fails[slow]",
+        "the_store_fails[upload]",
+        "the_store_fails_to_read[404]",
+        "the_store_fails_to_read[cut]",
+        "the_checkpoint_in_the_bucket[503-500]",
+        "the_checkpoint_in_the_bucket[timeout]",
+    ],
+    "sink/test_submit.py": [
+        "a_signal_finishes_the_micro_batch[SIGTERM to the group]",
+        "a_signal_during_the_start[the JVM is launched-SIGTERM",
+        "a_signal_during_the_start[Spark starts-Ctrl-C]",
+        "a_signal_during_the_start[Spark starts-SIGTERM]",
+    ],
+    # further combinations of what `tests/memory` plays with each driver, and `make test-all` with one
+    "sink/test_first_contact.py": [
+        "check_at_each_window[debezium-json-entry0]",
+        "check_at_each_window[debezium-avro-entry1]",
+    ],
+    "sink/test_amoro.py": [
+        "what_amoro_commits[data files-equality",
+        "what_amoro_commits[deletes-",
+        "what_amoro_commits[more",
+        "what_amoro_commits[data files and deletes-equality",
+    ],
+    "sink/test_minor_compaction.py": [
+        "small_files_are_merged[False",
+        "others_commit_meanwhile[append-",
+        "others_commit_meanwhile[rollback-2",
+        "another_run_commits_meanwhile[False",
+        "rows_of_a_partition_become_files_of_the_usual_size[False",
+        "not_before_there_are_enough_files[3",
+    ],
+    "sink/test_partitions_of_deletes.py": ["files_of_a_spec_by_floats_that_others_left"],
     # a benchmark, and a soak of 300 micro-batches
     "sink/test_requests.py": ["*"],
     "benchmarks/test_soak.py": ["a_short_soak_ends_with_tables_that_equal_the_source"],
@@ -220,21 +271,36 @@ def pytest_ignore_collect(collection_path: Path) -> bool | None:
 
 
 def tier_of(item: pytest.Item) -> Tier:
-    file, _, name = item.nodeid.removeprefix("tests/").partition("::")
-
-    def is_among(chosen: Mapping[str, Sequence[str]]) -> bool:
-        return any(start == "*" or name.startswith(f"test_{start}") for start in chosen.get(file, ()))
-
-    if is_among(NIGHTLY):
+    if _entries(NIGHTLY, item):
         return "nightly"
+    file, _ = _file_and_name(item)
     needs_more = file in NEEDS_MORE or any(item.get_closest_marker(mark) for mark in ("spark", "kafka", "long"))
-    return "test" if not needs_more or is_among(PROOF) else "all"
+    return "test" if not needs_more or _entries(PROOF, item) else "all"
 
 
+def _file_and_name(item: pytest.Item) -> tuple[str, str]:
+    file, _, name = item.nodeid.removeprefix("tests/").partition("::")
+    return file, name.removeprefix("test_")
+
+
+def _entries(chosen: Mapping[str, Sequence[str]], item: pytest.Item) -> list[tuple[str, str]]:
+    """The entries that a test is named by."""
+    file, name = _file_and_name(item)
+    return [(file, start) for start in chosen.get(file, ()) if start == "*" or name.startswith(start)]
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` and `-k` take items away
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     chosen = cast(Tier | None, config.getoption("--tier"))
     if chosen is None:
         return
+    if not any("::" in argument for argument in config.args):
+        files = {_file_and_name(item)[0] for item in items}
+        for among in (PROOF, NIGHTLY):
+            named = {entry for item in items for entry in _entries(among, item)}
+            unknown = {(file, start) for file in files for start in among.get(file, ())} - named
+            if unknown:
+                raise pytest.UsageError(f"tests/tiers.py names tests that don't exist: {sorted(unknown)}")
     tiers = {item: tier_of(item) for item in items}
     config.hook.pytest_deselected(items=[item for item in items if tiers[item] != chosen])
     items[:] = [item for item in items if tiers[item] == chosen]
