@@ -114,6 +114,7 @@ PROOF: Mapping[str, Sequence[str]] = {
     "sink/test_metrics.py": ["column_metrics_equal_those_of_icebergs_writer"],
     "sink/test_partitions_of_deletes.py": ["a_delete_of_another_partition_is_seen"],
     "sink/test_submit.py": ["killed_at_once_and_started_again"],
+    "delta/test_versions.py": ["the_whole_way[partition_by]"],
     # the key index
     "sink/test_key_index.py": [
         "an_insert_of_an_unknown_key_writes_no_delete[v3]",
