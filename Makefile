@@ -116,7 +116,7 @@ audit: setup ## Known vulnerabilities of the installed packages, where their lis
 	.ci/audit $(BIN)/python
 
 licenses: $(VENV)/.with-dev ## Write docs/licenses.md: what is installed with rowdelta, and under which licenses
-	$(BIN)/python -m tests.licenses
+	$(BIN)/python -m tests.test_licenses
 
 clean: ## Remove what the targets made, .venv* included; ./demo only if `rowdelta demo` made it
 	rm -rf $(VENV) .venv-spark-* .venv-audit build *.egg-info

@@ -35,7 +35,7 @@ from sink.spark import session
 ALIAS = "rowdelta"
 """The folder in an executor's working folder into which Spark unpacks the archive."""
 _PYTHON = f"python{sysconfig.get_python_version()}"
-_OF_SPARK = {"pyspark", "py4j"}
+OF_SPARK = {"pyspark", "py4j"}
 """Each Spark installation brings its own, of its own version."""
 _UNUSED = (
     "*/tests/*", "*/include/*", "*/__pycache__/*", "*.pyc", "*.pyx", "*.pxd", "*.pxi", "*.h", "*/RECORD", "*/INSTALLER",
@@ -92,7 +92,7 @@ def package(path: Path, config: Config, output: Path, *, force: bool) -> Iterato
         raise ConfigError(f"{output} exists, and is left as it is. Replace it with --force, or name another: --output.")
     if not output.parent.is_dir():
         raise ConfigError(f"{output}: there is no folder {output.parent}. Create it, or correct --output.")
-    distributions = list(_needed())
+    distributions = list(needed())
     _write(output, sorted(_files(distributions), key=lambda file: file.name))
     size = output.stat().st_size
     yield f"# wrote {output}: {sized(size)}, {amount(len(distributions), 'package')}, for workers with {_PYTHON}"
@@ -147,7 +147,7 @@ def _installed(name: str) -> Distribution:
         ) from None
 
 
-def _needed() -> Iterator[Distribution]:
+def needed() -> Iterator[Distribution]:
     """rowdelta, the packages with formats of the user's own, and all that they require, without Spark's own."""
     roots = {"rowdelta", *(entry.dist.name for entry in entry_points(group=GROUP) if entry.dist is not None)}
     pending = [(name, "") for name in sorted(roots)]
@@ -155,7 +155,7 @@ def _needed() -> Iterator[Distribution]:
     found = set[str]()
     while pending:
         name, extra = pending.pop()
-        if (name, extra) in seen or name in _OF_SPARK:
+        if (name, extra) in seen or name in OF_SPARK:
             continue
         seen.add((name, extra))
         installed = _installed(name)
