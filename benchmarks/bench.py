@@ -55,10 +55,6 @@ TIME_PARTS = 40
 PACKING_TURNS = 5
 IDLE_WORKERS_END = 75
 """Seconds after which Spark has ended idle Python workers (`PythonWorkerFactory`)."""
-COMPACT_EVERY = 8
-"""Commits, of the cases that compact their table: so that each scan finds another number of them since the last
-compaction. What a compaction takes is in the time of the micro-batch that it ends; that the index then reads the new
-files' keys, in the next one's."""
 
 
 @dataclass
@@ -104,25 +100,22 @@ class RowdeltaCase:
         buckets: int | None,
         deletes: str,
         version: int = 2,
-        compact_every: int | None = None,
         level: int | None = None,
         *,
         delta: bool = False,
         partition: str | None = None,
     ) -> None:
         """:param partition: instead of buckets; an item of `partition_by`."""
-        compacted = "_compacted" if compact_every else ""
         leveled = f"_level{level}" if level else ""
         layout = f"bucket{buckets}" if buckets else "by_time" if partition else "plain"
-        suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{compacted}{leveled}"
+        suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{leveled}"
         suffix = f"{suffix}_delta" if delta else suffix
         self._catalog = "delta" if delta else CATALOG
         table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
         kind = "Delta" if delta else f"v{version}"
         layout = "by time" if partition else _partitioning(buckets)
-        name = f"rowdelta {deletes} {kind}, {layout}{', compacted' if compact_every else ''}"
+        name = f"rowdelta {deletes} {kind}, {layout}"
         self.case = Case(name, table, buckets)
-        self._compact_every = compact_every
         self._deletes = deletes
         self._partition_by = [f"bucket({buckets}, id)"] if buckets else [partition] if partition else []
         self.delta_folder = warehouse / folder.name / f"rowdelta_{suffix}" if delta else None
@@ -168,7 +161,6 @@ class RowdeltaCase:
                     "columns": table_columns(),
                     "order_by": ["seq"],
                     "partition_by": self._partition_by,
-                    "compact_every": self._compact_every,
                     "properties": self._properties,
                 }
             ],
@@ -352,9 +344,7 @@ def _sinks(
             sinks.append(RowdeltaCase(spark, folder, warehouse, buckets, "append"))
         sinks += [
             RowdeltaCase(spark, folder, warehouse, buckets, "position"),
-            RowdeltaCase(spark, folder, warehouse, buckets, "position", 2, COMPACT_EVERY),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3),
-            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, COMPACT_EVERY),
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]

@@ -103,7 +103,7 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)
-        yield f"  maintenance: {maintenance.shown(can_rewrite=section.mode != 'append')}"
+        yield f"  maintenance: {maintenance.shown}"
         for warning in plan.warnings:
             yield f"  WARNING: {warning}"
     for entry in config.tables:
@@ -253,7 +253,7 @@ def _shown_deletes(found: Upkeep, table: TableState) -> str:
 
 def _budget(config: Config, section: TableSection, table: TableState, settings: MaintenanceSection) -> Iterator[str]:
     """What the table's properties tell: how much may be rewritten, and when orphans were looked for."""
-    if settings.budget and section.mode != "append":
+    if settings.budget:
         credit = max(0, rewrite_credit(table, property_prefix(config), settings.budget))
         yield f"  budget: {sized(credit)} may be rewritten now"
     cleaned = table.property(cleaned_property(config))

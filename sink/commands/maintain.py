@@ -21,7 +21,7 @@ from sink.run.maintenance import limits_of, options_of
 from sink.run.microbatch import TableSink
 from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
-from sink.run.plan import deletes_by_value, plan_table
+from sink.run.plan import plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
@@ -140,13 +140,11 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         result.not_converted = sink.keeps_equality_deletes
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
-    elif deletes_by_value(sink.plan.section):
+    elif not sink.has_key_index:
         if rewrite_all:
             result.skipped = "--rewrite-all is for tables with deletes: position or copy-on-write"
         elif not only_convert:
             _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
-    elif not sink.has_key_index:
-        result.skipped = "tables that only grow are not rewritten (mode: append)"
     else:
         count = sink.convertible_equality_deletes if result.dry_run else sink.convert_equality_deletes
         result.converted_equality_deletes = count()

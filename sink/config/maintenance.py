@@ -155,13 +155,11 @@ class MaintenanceSection(Section):
         left_out = {name: value for name, value in defaults.items() if name not in self.model_fields_set}
         return self.model_copy(update=left_out)
 
-    def shown(self, *, can_rewrite: bool) -> str:
-        """Text for people.
-
-        :param can_rewrite: whether its files are rewritten at all: not if it only grows.
-        """
+    @property
+    def shown(self) -> str:
+        """Text for people."""
         rewrites = f"rewrites within {self.budget:g} of what is written"
-        if not self.budget or not can_rewrite:
+        if not self.budget:
             rewrites = "no rewrites"
         if self.rewrite.order is not None:
             name, columns = self.rewrite.order

@@ -367,7 +367,6 @@ class TableSection(Section):
     unavailable: Literal["keep", "reject"] | None = None
     truncate: Literal["apply", "reject"] | None = None
     merge_small_files: bool = True
-    compact_every: Annotated[int, Field(ge=1)] | None = None
     properties: dict[str, Text] = Field(default_factory=dict)
     shared_with: list[str] = Field(default_factory=list)
     source_tables: list[str] = Field(default_factory=list)
@@ -485,12 +484,6 @@ class TableSection(Section):
             raise MisplacedError(
                 f"table {self.target}: got {name}, but with deletes: equality Iceberg's procedure rewrites its files, "
                 f"which isn't told an order. Write deletes: position or copy-on-write, or leave {name} out",
-                *path,
-            )
-        if self.compact_every is not None:
-            raise MisplacedError(
-                f"table {self.target}: got {name}, but what compact_every runs would leave the rows in another order. "
-                "Leave out one of them",
                 *path,
             )
         for column in columns if self.columns is not None else ():

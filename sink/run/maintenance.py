@@ -26,7 +26,6 @@ from sink.deadletters.upkeep import Upkeep, open_upkeep
 from sink.errors import RowdeltaError, TableGoneError, summary
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
-from sink.run.plan import deletes_by_value
 from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.session import MAINTENANCE_POOL, activate
@@ -259,10 +258,11 @@ class Maintenance:
         """Rewrite files, in one of the ways that there are."""
         if not settings.budget or not settings.is_open(datetime.now(UTC)):
             return
-        section = known.sink.plan.section
+        if not known.sink.has_key_index:
+            if settings.rewrite.order is None:  # the format's procedure isn't told an order
+                self._compact(member, known, settings)
+            return
         self._convert(member, known)
-        if deletes_by_value(section) and section.compact_every is None:
-            self._compact(member, known, settings)
         until = time.monotonic() + PAUSE  # then the other steps, and other tables, have their turn
         while not self._ending.is_set() and settings.is_open(datetime.now(UTC)):
             if time.monotonic() > until and not self._finishing.is_set():
@@ -337,8 +337,8 @@ class Maintenance:
         known.convert_from = max(known.convert_from, time.monotonic() + _SELDOM * (time.monotonic() - started))
 
     def _compact(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
-        """Rewrite files of a table whose deletes are by value: no key index knows its rows, so Iceberg's procedure does
-        it. Micro-batches and it don't exclude each other.
+        """Rewrite files of a table of which no key index knows the rows, by the format's own procedure: it only grows,
+        or deletes by value. Micro-batches and it don't exclude each other.
         """
         sink, credit = known.sink, self._credit(known, settings)
         if not credit:
@@ -354,7 +354,7 @@ class Maintenance:
         compacted, failed = done
         with self._turn(member, sink) as has_turn:
             if has_turn:
-                sink.note_rewritten(compacted.bytes)
+                sink.note_compacted(compacted)
         if failed:
             groups = amount(failed, "group")
             log.warning("%s: %s of files not rewritten, tried again later", sink.table.name, groups)
@@ -371,7 +371,7 @@ class Maintenance:
         """Rewrite the group of files that pays most, if the budget allows it."""
         sink, written = known.sink, known.sink.written_bytes
         credit = self._credit(known, settings)
-        if not credit or not sink.has_key_index:
+        if not credit:
             return None
         with self._turn(member, sink) as has_turn:
             now = time.monotonic()
@@ -410,7 +410,7 @@ def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:
 
 
 def limits_of(settings: MaintenanceSection, least_gain: int, most_bytes: int | None = None) -> CompactionLimits:
-    """The same, for tables whose deletes are by value.
+    """The same, for tables without a key index.
 
     :param least_gain: see `RewriteOptions`. A scan gains at least the time to open files.
     :param most_bytes: see `CompactionLimits`.

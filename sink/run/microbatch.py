@@ -44,7 +44,6 @@ from sink.run.observer import (
     Refusal,
     Refused,
     RewriteDone,
-    RewriteStarted,
     StageDone,
     StageStarted,
     TableOpened,
@@ -67,7 +66,7 @@ from sink.run.plan import (
     truncate_refused,
 )
 from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import Rewriting, RunningRewrite
+from sink.run.rewriting import KIND, Rewriting, RunningRewrite
 from sink.run.source_tables import SourceTables, source_tables_property
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
@@ -76,7 +75,7 @@ from sink.spark import task
 from sink.targets.base import (
     ChangeSet,
     CommitUnknownError,
-    Compaction,
+    Compacted,
     Copied,
     EqualityDeleted,
     IndexCommit,
@@ -185,8 +184,6 @@ class TableSink:
         self._task_plans = TaskPlans(config, plan, dead_letters)
         self._uncommitted = Uncommitted(table.name, self._io_of)
         self._writer = engine.writer(plan, self._task_plans, self._uncommitted)
-        every = plan.section.compact_every
-        self._compaction = table.compaction(every) if every is not None else None
         self._minor_compaction = MinorCompaction(
             table, plan.section.key, self._committer, self._prefix, engine, observer
         )
@@ -224,12 +221,16 @@ class TableSink:
         """Store that orphans were removed now. Call this between micro-batches."""
         note_cleaning(self._config, self.table)
 
-    def note_rewritten(self, size: int) -> None:
-        """Count bytes that were rewritten without a commit of the sink's own. Call this between micro-batches."""
+    def note_compacted(self, done: Compacted) -> None:
+        """Count what was rewritten without a commit of the sink's own. Call this between micro-batches."""
         self.table.refresh()
         name = f"{self._prefix}.{COUNTED[1]}"
-        self.table.set_property(name, str(int(self.table.property(name) or 0) + size))
+        self.table.set_property(name, str(int(self.table.property(name) or 0) + done.bytes))
         self.table.refresh()
+        live = live_files(self.table) if self._observer is not nobody else None
+        self._observer(
+            RewriteDone(self.table.name, KIND, done.touched, done.written, done.bytes, 0.0, done.seconds, live)
+        )
 
     @property
     def has_key_index(self) -> bool:
@@ -567,24 +568,10 @@ class TableSink:
         )
 
     def compact(self) -> None:
-        """Merge small files, and compact the table if the configuration says so. Call this after each commit, at a time
-        when other tables don't wait for it.
-        """
+        """Merge small files. Call this after each commit, at a time when other tables don't wait for it."""
         if self._key_index is not None and self.plan.section.merge_small_files and self._minor_compaction.is_due():
             self._merge_small_files(self._key_index)
-        if self._compaction is not None:
-            self._compact(self._compaction)
         self.table.tend()
-
-    def _compact(self, compaction: Compaction) -> None:
-        self._observer(RewriteStarted(self.table.name, "compaction"))
-        done, live = None, None
-        try:
-            done = compaction.after_commit()
-            live = live_files(self.table) if done is not None and self._observer is not nobody else None
-        finally:
-            facts = {} if done is None else vars(done)
-            self._observer(RewriteDone(self.table.name, "compaction", **facts, live=live))
 
     def _merge_small_files(self, key_index: KeyIndex) -> None:
         self._take_bearings()
@@ -1179,7 +1166,7 @@ class TableSink:
         undecoded = written.undecoded_since(before)
         if undecoded != before:
             properties[f"{self._prefix}.undecoded"] = str(undecoded)
-        if not self._appends and self.maintenance.budget:
+        if self.maintenance.budget:
             name = f"{self._prefix}.{COUNTED[0]}"
             properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
         if self._source_tables is not None:

@@ -3,7 +3,7 @@
 They work like a log-structured merge tree. When at least `EVERY` commits have written at least `_ENOUGH` files, a minor
 compaction merges these files. After `EVERY` minor compactions, the next one merges their files too, and so on. So a row
 is written again only once for each level. Large files stay as they are, even if many of their rows are deleted:
-`sink.run.rewriting` and `compact_every` rewrite those.
+`sink.run.rewriting` rewrites those.
 
 A minor compaction merges only files of this sink from the last commits. Each format finds them
 (`Target.merge_candidates`), without a plan over the whole table.

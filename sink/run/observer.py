@@ -27,7 +27,7 @@ layout of the table. Before it was sent at all: `index lost`, the key index has 
 got new columns first.
 """
 
-RewriteKind = Literal["minor compaction", "compaction", "copy-on-write", "rewrite"]
+RewriteKind = Literal["minor compaction", "copy-on-write", "rewrite"]
 """What replaces data files. `copy-on-write` is a part of a micro-batch, and told just before it is `Committed`."""
 
 

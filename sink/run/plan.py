@@ -156,9 +156,8 @@ def deletes_by_value(section: TableSection) -> bool:
 
 
 def files_last(section: TableSection) -> bool:
-    """Whether small data files live long too: the sink neither merges them nor compacts the table."""
-    merges = section.has_index and section.merge_small_files
-    return not merges and section.compact_every is None
+    """Whether small data files live long too: the sink doesn't merge them soon after their commits."""
+    return not (section.has_index and section.merge_small_files)
 
 
 def inferred_columns(

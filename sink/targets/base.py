@@ -846,27 +846,25 @@ class Target(TableState):
         :raises TemporaryError: nothing was done.
         """
 
-    @abstractmethod
-    def compaction(self, every: int) -> "Compaction":
-        """The compactions of the whole table, after a number of commits."""
-
 
 @dataclass(frozen=True)
 class Compacted:
-    """What a compaction of a whole table did.
+    """What a compaction by the format's own procedure did.
 
     :param touched: number of data and delete files that are gone.
     :param written: number of new data files.
-    :param bytes: of the data files that were read; 0 if the format doesn't tell.
-    :param scan_seconds: to find out that it was due.
-    :param rewrite_seconds: all else.
+    :param bytes: of the data files that were read.
+    :param seconds: that it took.
     """
 
     touched: int
     written: int
     bytes: int
-    scan_seconds: float
-    rewrite_seconds: float
+    seconds: float
+
+
+_SMALL = 0.75
+"""A file below this share of the target size is small (as in Iceberg's `SizeBasedFileRewritePlanner`)."""
 
 
 @dataclass(frozen=True)
@@ -896,15 +894,9 @@ class CompactionLimits:
     where: str | None = None
     small_file_size: int | None = None
 
-
-class Compaction(Protocol):
-    """Compacts a table between micro-batches."""
-
-    def after_commit(self) -> Compacted | None:
-        """Compact the table if it is due. A failure is only logged.
-
-        :return: what was done; None if nothing was.
-        """
+    def small_below(self, target_file_size: int) -> int:
+        """The size below which a file is small, in bytes."""
+        return self.small_file_size or int(_SMALL * target_file_size)
 
 
 class Committer(ABC):

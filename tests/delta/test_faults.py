@@ -215,16 +215,6 @@ def test_others_commit_during_minor_compactions(spark: SparkSession, tmp_path: P
     assert job.check_index() is not None
 
 
-def test_compact_every(spark: SparkSession, tmp_path: Path) -> None:
-    job = DeltaJob(spark, tmp_path, table={"compact_every": 2, "merge_small_files": False})
-    for key in range(4):
-        job.write([*inserts(key, key + 100), ("-D", row(key + 99))])
-    job.run()
-    assert job.operations().count("OPTIMIZE") >= 1
-    assert [found["id"] for found in job.rows()] == [*range(4), 103]
-    job.check()
-
-
 # -- columns
 
 

@@ -90,7 +90,6 @@ def stories(draw: st.DrawFn) -> tuple[Story, When]:
         partition_by=draw(st.sampled_from(partitions)),
         mode=draw(st.sampled_from(["upsert", "changelog"])),
         file_format=draw(st.sampled_from(["parquet", "json"])),
-        compact_every=draw(st.sampled_from([None, None, 2])),
         merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
         rewrites=draw(st.sampled_from(["never", "at once", "beside a micro-batch"])),
         tasks=draw(st.integers(1, 3)),
@@ -157,7 +156,7 @@ class DeltaPlayer(Player):
             file_format=story.file_format,
             # either tasks write several files of a partition, or these are small enough to be merged
             properties={"delta.targetFileSize": "1500" if story.merges == "never" else "20000"},
-            table={"compact_every": story.compact_every, "merge_small_files": story.merges != "never"},
+            table={"merge_small_files": story.merges != "never"},
             tasks=story.tasks,
         )
         self.job = self.delta

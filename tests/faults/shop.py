@@ -80,7 +80,6 @@ class Shop:
                     "source": "./changes/orders",
                     "target": ORDERS,
                     "partition_by": ["bucket(4, id)"],
-                    "compact_every": 12,
                     **of_orders,
                 },
                 {"source": "./changes/orders for delta", "target": DELTA_ORDERS, **of_orders},

@@ -11,7 +11,7 @@ from collections.abc import Iterator
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final, Literal
+from typing import Literal
 
 import pytest
 
@@ -23,8 +23,7 @@ from tests.stack.process import Process, free_ports, listens, wait_until, with_d
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
-IN_JVM: Final = "compacts in the JVM"
-Work = Literal["writes", "merges", "compacts in the JVM"]
+Work = Literal["writes", "merges"]
 LARGE = 100_000
 """Rows of a file that takes long enough to write that somebody who looks each millisecond sees it."""
 AFTERWARDS = 2.0
@@ -75,8 +74,7 @@ class Cluster:
     def catch(self, work: Work, rows: int) -> Use:
         """Have changes applied until a process of an executor is seen at some work on the orders in Iceberg.
 
-        A micro-batch reads no data file. So a JVM that reads one compacts the table. A Python worker that writes one
-        after the commit merges small files.
+        A Python worker that writes a data file after the commit merges small files.
 
         :param rows: of each file of changes.
         """
@@ -88,10 +86,10 @@ class Cluster:
             deadline, applied = began + SECONDS, False
             while time.monotonic() < deadline:
                 for executor in executors:
-                    # its workers aren't asked for where a JVM is meant: a file is open for some milliseconds only
-                    for pid in [executor] if work == IN_JVM else with_descendants(executor):
+                    for pid in with_descendants(executor):
                         for file in _open_files(pid):
-                            if self._is_data(file) and work == self._work(file in before, pid == executor):
+                            is_new = pid != executor and file not in before
+                            if is_new and self._is_data(file) and work == self._work():
                                 return Use(executor, pid, file)
                 if time.monotonic() - looked > 0.2:
                     looked = time.monotonic()
@@ -102,12 +100,8 @@ class Cluster:
             assert applied, run.log
         raise AssertionError(f"nobody has opened such a file\n{run.log}")
 
-    def _work(self, is_old: bool, is_jvm: bool) -> Work | None:
-        """What a process does that has a data file open."""
-        if is_jvm:
-            return IN_JVM if is_old else None
-        if is_old:
-            return None
+    def _work(self) -> Work:
+        """What a worker does that writes a data file."""
         return "merges" if self.shop.is_applied(ORDERS) else "writes"
 
     def _is_data(self, file: str) -> bool:
@@ -217,23 +211,6 @@ def test_executors_are_killed_while_the_index_is_built(cluster: Cluster, seen: S
             break
     assert run.log.count(f"{ORDERS}: key index built") > built
     seen("The index was built, and the same run went on. Table = source")
-
-
-@pytest.mark.fault(
-    "Processes",
-    "`kill -9` of an executor while it compacts the whole table (`compact_every`)",
-    "Another executor compacts it, or the next compaction does. The run goes on",
-)
-def test_an_executor_is_killed_during_a_compaction(cluster: Cluster, seen: Seen) -> None:
-    run = cluster.sink.running()
-    use = cluster.catch(IN_JVM, 100)
-    compacted = run.log.count(f"{ORDERS}: compacted ")
-    cluster.kill(use.executor)
-    cluster.goes_on()
-    while run.log.count(f"{ORDERS}: compacted ") == compacted:
-        cluster.shop.write(100)
-        cluster.goes_on()
-    seen("The table was compacted, and the same run went on. Table = source")
 
 
 @pytest.mark.fault(

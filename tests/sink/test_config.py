@@ -135,8 +135,8 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
         ),
         (
             "    key: [id]\n",
-            "    key: [id]\n    compact_every: 0\n",
-            r"tables\[0\]\.compact_every: got 0, expected a whole number of at least 1",
+            "    key: [id]\n    compact_every: 50\n",
+            r"tables\[0\]\.compact_every: this key is gone\. The sink .* For more of that raise maintenance\.budget\.",
         ),
         (
             "  id: shop",

@@ -53,8 +53,6 @@ def changes() -> pa.Table:
         ({"deletes": "equality"}, True),
         ({"merge_small_files": False}, True),
         ({}, False),
-        ({"mode": "append", "compact_every": 8}, False),
-        ({"deletes": "equality", "compact_every": 8}, False),
     ],
 )
 def test_files_last_where_nothing_merges_them(entries: dict[str, Any], expected: bool) -> None:

@@ -51,6 +51,7 @@ from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.own_state import COUNTED
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen, tiny_thresholds
@@ -338,8 +339,8 @@ def test_a_table_that_the_sink_created_looks_after_itself() -> None:
     assert (own.expire, own.orphans) == (ExpireSection(), OrphansSection())
     explicit = MaintenanceSection.model_validate({"expire": None, "orphans": {"every": "1 day"}}).of_own_table()
     assert (explicit.expire, explicit.orphans) == (None, OrphansSection(every="1 day"))
-    assert own.shown(can_rewrite=False) == (
-        "no rewrites, snapshots go after 5 days (not the last 20), orphans go after 3 days"
+    assert own.shown == (
+        "rewrites within 0.5 of what is written, snapshots go after 5 days (not the last 20), orphans go after 3 days"
     )
 
 
@@ -1295,7 +1296,7 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     assert len([file for file in job.files() if file["content"] == 0]) == 1
 
     assert not sink.is_cleaning_due(timedelta(days=7)), "the table is new"
-    assert f"maintenance: {MaintenanceSection().of_own_table().shown(can_rewrite=True)}" in checked(by_default(job))
+    assert f"maintenance: {MaintenanceSection().of_own_table().shown}" in checked(by_default(job))
     assert "snapshots stay, orphans stay" in checked(by_default(job, id="another"))
     orphan = job.table_folder / "data" / "orphan.parquet"
     orphan.write_bytes(b"x")
@@ -1478,6 +1479,74 @@ def test_a_running_job_compacts_a_table_with_equality_deletes(
             thread.join(60)
     assert not thread.is_alive()
     assert job.rows() == changes.expected()
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("new_job", [Job, DeltaJob])
+def test_a_running_job_merges_small_files_of_a_table_that_only_grows(
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, new_job: type[Job | DeltaJob]
+) -> None:
+    """Within the budget, which counts what it has read."""
+    caplog.set_level(logging.INFO, "rowdelta")
+    job = new_job(spark, tmp_path, tasks=1, key=(), mode="append")
+    job.sections = {"sink": {"trigger": "100 milliseconds"}}
+    job.table = {"maintenance": {"budget": 2, "rewrite": {"min-input-files": 2}}}
+    expected = []
+    with looking_often(), pytest.MonkeyPatch.context() as patch:
+        patch.setattr(maintenance, "LEAST_GAIN", 1)
+        pipeline = job.pipeline()
+        thread = threading.Thread(target=pipeline.run)
+        thread.start()
+        try:
+            for number in range(1, 3):
+                for key in range(10 * number, 10 * number + 6):
+                    job.write([("+I", {"id": key, "region": "eu"})])
+                    expected.append(key)
+                assert wait_until(lambda number=number: caplog.text.count(": compacted ") >= number)  # type: ignore[misc]
+            assert wait_until(lambda: sorted(row["id"] for row in job.rows()) == expected)
+        finally:
+            pipeline.stop()
+            thread.join(60)
+    assert not thread.is_alive()
+    assert sorted(row["id"] for row in job.rows()) == expected
+    table = Catalogs(spark, job.config()).load(job.target)
+    assert table is not None
+    written, rewritten = (int(table.property(f"rowdelta.{job.sink_id}.{name}") or 0) for name in COUNTED)
+    assert 0 < rewritten <= 2 * written
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("new_job", [Job, DeltaJob])
+def test_the_command_merges_small_files_of_a_table_that_only_grows(
+    spark: SparkSession, tmp_path: Path, new_job: type[Job | DeltaJob]
+) -> None:
+    """As many as the budget has bytes for, or all."""
+    job = new_job(spark, tmp_path, tasks=1, key=(), mode="append", partition_by=["region"])
+    for key in range(6):
+        job.write([("+I", {"id": key, "region": "eu"})])
+    job.write([("+I", {"id": 6, "region": "us"})])
+    job.run()
+    table = Catalogs(spark, job.config()).load(job.target)
+    assert table is not None
+    limits = CompactionLimits(2, 0.1, 2, 1 << 40)
+    size = max(path.stat().st_size for path in job.table_folder.rglob("region*/*.parquet"))
+    for none in (
+        replace(limits, most_bytes=1),
+        replace(limits, fewest_opened=10),
+        replace(limits, where="region = 'x'"),
+    ):
+        assert table.compact(none) is None
+    done = table.compact(replace(limits, most_bytes=2 * size))
+    assert done is None or (done[0].touched, done[1]) == (2, 0)
+    (would,) = maintain(spark, job.config(), ["orders"], dry_run=True)
+    job.table = {"maintenance": {"rewrite": {"min-input-files": 2}}}
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    assert (would.error, found.error, found.skipped) == (None, None, "")
+    assert found.rewritten_data_files > found.added_data_files > 0
+    assert sorted(row["id"] for row in job.rows()) == list(range(7))
+    job.write([("+I", {"id": 7, "region": "eu"})])
+    job.run()
+    assert sorted(row["id"] for row in job.rows()) == list(range(8))
 
 
 @pytest.mark.spark

@@ -596,21 +596,6 @@ def no_file_is_left_over(shop: Shop, *tables: str) -> bool:
     return True
 
 
-def test_each_table_is_compacted(shop: Shop, jobs: Jobs) -> None:
-    """One that a joint job writes too. A table with fewer commits isn't."""
-    shop.entries[0] |= {"compact_every": 3}
-    shop.create("a", "b", "c", "idle")
-    for number in range(6):
-        for name in ("a", "b", "c", "idle") if number < 2 else ("a", "b", "c"):
-            shop.change(name, 60)
-        shop.run()
-        assert shop.is_exact()
-    for name, compacted in {"a": True, "b": True, "c": True, "idle": False}.items():
-        snapshots = shop.spark.sql(f"SELECT operation FROM {shop.target(name)}.snapshots").collect()
-        assert ("replace" in {row.operation for row in snapshots}) == compacted, name
-    assert len(jobs) == 6
-
-
 @pytest.mark.parametrize("partition_by", [[], ["bucket(8, id)"], ["truncate(1, name)"]])
 @pytest.mark.parametrize("version", ["2", "3"])
 def test_shared_jobs_and_own_jobs_keep_one_index(

@@ -427,25 +427,6 @@ def test_a_crash(spark: SparkSession, tmp_path: Path, version: int, fault: Any) 
     job.check_deletes()
 
 
-def test_commits_to_a_compaction_are_counted_without_them(spark: SparkSession, tmp_path: Path) -> None:
-    job = new_job(spark, tmp_path, 3, table={"compact_every": 5})
-    changes = Changes(job)
-    changes.write(10)
-    with merging_soon(EVERY):
-        job.run()
-    operations = [
-        "minor" if "rowdelta.minor-compaction" in snapshot["summary"] else snapshot["operation"]
-        for snapshot in job.snapshots()
-    ]
-    made = [
-        operations[: n + 1].count("overwrite") + operations[: n + 1].count("append")
-        for n, operation in enumerate(operations)
-        if operation == "replace"
-    ]
-    assert made == [5, 10]
-    assert job.rows() == changes.expected()
-
-
 @BOTH
 def test_dead_files_are_not_listed_for_ever(
     spark: SparkSession, tmp_path: Path, version: int, monkeypatch: pytest.MonkeyPatch

@@ -158,7 +158,6 @@ class Story:
     version: int = 2
     foreign_writes: Literal["copy-on-write", "merge-on-read"] = "merge-on-read"
     file_format: Literal["parquet", "json"] = "parquet"
-    compact_every: int | None = None
     merges: Literal["never", "on the driver", "in tasks"] = "never"
     rewrites: Literal["never", "at once", "beside a micro-batch"] = "never"
     tasks: int = 1
@@ -203,7 +202,6 @@ def stories(draw: st.DrawFn) -> Story:
         version=draw(st.sampled_from([2, 3])),
         foreign_writes=draw(st.sampled_from(["copy-on-write", "merge-on-read"])),
         file_format=draw(st.sampled_from(["parquet", "json"])),
-        compact_every=draw(st.sampled_from([None, None, 1, 2])),
         merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
         rewrites=draw(st.sampled_from(["never", "at once", "beside a micro-batch"])),
         tasks=draw(st.integers(1, 3)),
@@ -344,7 +342,7 @@ class Player:
                 "write.delete.mode": story.foreign_writes,
                 "write.merge.mode": story.foreign_writes,
             },
-            table={"compact_every": story.compact_every, "merge_small_files": story.merges != "never"},
+            table={"merge_small_files": story.merges != "never"},
             tasks=story.tasks,
         )
         if set(story.key) & set(NOT_IN_SQL):

@@ -366,11 +366,6 @@ def loaded(folder: Path, text: str) -> Config:
             "copy-on-write, or leave sort out.",
         ),
         (
-            of_table("zorder: [day, id]", "compact_every: 10"),
-            "9: tables[0].maintenance.rewrite.zorder: table lake.shop.orders: got zorder, but what compact_every runs "
-            "would leave the rows in another order. Leave out one of them.",
-        ),
-        (
             CONFIG + "maintenance: {rewrite: {sort: [day, customer]}}\n",
             "9: maintenance.rewrite.sort: got [day, customer], but columns are those of one table, and here all tables "
             "are meant. Write it into the table's entry: maintenance: {rewrite: {sort: [day, customer]}}.",

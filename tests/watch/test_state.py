@@ -171,7 +171,7 @@ def test_rewriting_counts_the_tables_files_the_touched_and_the_new_ones() -> Non
     state(observer.RewriteStarted(ORDERS, "minor compaction"))
     assert state.summary()["tables"][0]["doing"]["what"] == "minor compaction"
     done = observer.RewriteDone(ORDERS, "minor compaction", 16, 1, 9_000, 0.5, 2.0, FileCounts(9, 0), 0, 7_000)
-    tell(state, [done, observer.RewriteDone(ORDERS, "compaction")])  # of which the second found nothing to do
+    tell(state, [done, observer.RewriteDone(ORDERS, "minor compaction")])  # of which the second found nothing to do
     with state.read() as reading:
         figures = {name: value for (_, name), value in reading.tables[ORDERS].rewrites.items()}
     assert figures == {

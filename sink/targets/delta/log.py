@@ -754,16 +754,24 @@ class DeltaLog:
         )
         return str(noted.json())
 
-    def optimize(self) -> tuple[int, int]:
-        """Compact the table by Delta's own OPTIMIZE.
+    def optimize(self, below: int, target: int, where: str | None) -> tuple[int, int, int]:
+        """Merge small files by Delta's own OPTIMIZE.
 
-        :return: numbers of files that it removed and added.
+        :param below: size below which a file is small, in bytes.
+        :param target: size that no new file exceeds.
+        :param where: condition on partition columns. None for all files.
+        :return: numbers of files that it removed and added, and bytes of the removed ones.
         :raises RowdeltaError: Delta couldn't.
         """
+        # of a session apart, since other threads may optimize other tables
+        own = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
+        for name, value in (("minFileSize", below), ("maxFileSize", target), ("maxDeletedRowsRatio", 1.0)):
+            own.conf.set(f"spark.databricks.delta.optimize.{name}", str(value))
         with self.translated():
-            table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
-            metrics = DataFrame(table.optimize().executeCompaction(), self._spark).collect()[0]["metrics"]
-        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"])
+            table = self._jvm.io.delta.tables.DeltaTable.forPath(own._jsparkSession, self.path)
+            optimizing = table.optimize() if where is None else table.optimize().where(where)
+            metrics = DataFrame(optimizing.executeCompaction(), own).collect()[0]["metrics"]
+        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]), int(metrics["filesRemoved"]["totalSize"])
 
     def table_inside(self) -> str | None:
         """A folder in the table's folder that seems to be another table's, if there is one. An Iceberg table may have

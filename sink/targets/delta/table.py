@@ -55,7 +55,7 @@ from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
 from sink.targets.delta.live_files import LiveFiles, file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
 from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
-from sink.targets.delta.optimize import Optimize, compacted
+from sink.targets.delta.optimize import compacted
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, counted, rewritables
@@ -654,9 +654,6 @@ class DeltaTable(Target):
 
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
         return compacted(self, limits, dry_run=dry_run)
-
-    def compaction(self, every: int) -> Optimize:
-        return Optimize(self, every)
 
     def index_forbidden_at(self, location: str) -> str | None:
         location = in_one_form(location)

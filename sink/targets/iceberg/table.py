@@ -41,7 +41,7 @@ from sink.targets.base import (
 )
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.iceberg.compaction import RewriteDataFiles, compacted
+from sink.targets.iceberg.compaction import compacted
 from sink.targets.iceberg.dangling import dangling_deletes
 from sink.targets.iceberg.deletes import written_deletes
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
@@ -885,9 +885,6 @@ class IcebergTable(IcebergState, Target):
 
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
         return compacted(self, limits, dry_run=dry_run)
-
-    def compaction(self, every: int) -> RewriteDataFiles:
-        return RewriteDataFiles(self, every)
 
 
 def quoted_name(name: str) -> str:
