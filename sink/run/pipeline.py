@@ -37,8 +37,6 @@ log = logging.getLogger("rowdelta")
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 30.0
-_SET_BACK_SECONDS = 5.0
-"""A clock that is set back by less than this only delays a micro-batch, by as much."""
 
 
 @dataclass
@@ -79,7 +77,6 @@ class Pipeline:
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
         self._has_patterns = any(table.is_pattern for table in config.tables)
         self._looked_at = self._began_at = time.monotonic()
-        self._clock_ahead: float | None = None
         try:
             self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(find_tables(config, self._source))))
         except KeyboardInterrupt:
@@ -301,7 +298,6 @@ class Pipeline:
                     self._forget(run)
             self._raise_if_over()
             if self._config.sink.trigger != "available-now":
-                self._follow_clock()
                 self._look_around()
             elif not self._runs:
                 # a table with a temporary failure may work now; a table that was rolled back does
@@ -319,35 +315,6 @@ class Pipeline:
             for run in self._runs:
                 if run.error is not None and not run.over:
                     raise self._explain(run.error)
-
-    def _follow_clock(self) -> None:
-        """Start the queries anew if the JVM's clock was set back. Spark plans the next micro-batch for a time, and
-        would wait until the clock shows this time again.
-        """
-        jvm = self._spark.sparkContext._jvm
-        assert jvm is not None
-        asked = time.monotonic()
-        try:
-            ahead = jvm.java.lang.System.currentTimeMillis() / 1000 - asked
-        except (Py4JError, OSError):
-            return  # whoever asks for the queries next says that the JVM has gone
-        if time.monotonic() - asked > 1:  # this process or the JVM was paused
-            return
-        before = self._clock_ahead
-        if before is None or before - ahead < _SET_BACK_SECONDS:
-            self._clock_ahead = ahead
-            return
-        try:
-            with self._between_batches(self._all_runs()):
-                located = self._locate(self._supervisor.working())
-                for run in self._runs:
-                    run.over = True
-        except TemporaryError as error:
-            log.warning("the clock was set back, and the streams can't start anew yet: %s", error)
-            return
-        log.warning("the clock was set back by %.0f seconds; the streams start anew", before - ahead)
-        self._clock_ahead = ahead
-        self._read(located)
 
     def _has_ended(self, run: Run) -> bool:
         assert run.query is not None

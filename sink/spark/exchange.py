@@ -6,13 +6,13 @@ of the batch in Arrow's IPC format.
 """
 
 import functools
+import itertools
 import struct
 from collections.abc import Callable, Iterable, Iterator
 from itertools import pairwise
 from typing import Any, TypeAlias
 
 import numpy as np
-import numpy.typing as npt
 import pyarrow as pa
 from pyspark import RDD, SparkContext
 from pyspark.serializers import NoOpSerializer
@@ -34,6 +34,8 @@ Results: TypeAlias = RDD[tuple[Any, ...]] | DataFrame
 
 PART_ROWS = 4096
 """`packed` gathers about this many rows for each task, because smaller parts would be mostly overhead."""
+_SEED = 42
+"""Of the hash by which Spark partitions (`HashPartitioning`)."""
 _BYTES = 16 * 1024 * 1024
 """Most Arrow bytes of a part. The JVM holds several copies of it."""
 
@@ -143,38 +145,24 @@ def _as_tuples(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[Any, ...]]:
 
 @functools.lru_cache(maxsize=8)
 def _by_number(tasks: int, context: SparkContext) -> Column:
-    """:param context: to which the column belongs."""
-    return _to_task(F.col("task"), tasks)
-
-
-def _to_task(number: Column, tasks: int) -> Column:
-    """What to repartition by, so that a row goes to task `number` of `tasks`.
+    """What to repartition by, so that a row goes to task `task` of `tasks`.
 
     Spark hashes the expression's value, so the value is an integer whose hash leads to the task's number.
+
+    :param context: to which the column belongs.
     """
-    return F.array(*(F.lit(name) for name in _names(tasks)))[number]
+    return F.array(*(F.lit(name) for name in _names(tasks, context)))[F.col("task")]
 
 
-@functools.lru_cache(maxsize=8)
-def _names(tasks: int) -> tuple[int, ...]:
+def _names(tasks: int, context: SparkContext) -> tuple[int, ...]:
     """For each task the smallest integer that Spark's hash partitioning sends to it."""
-    numbers, first = np.unique(_murmur3(np.arange(100 * tasks, dtype=np.uint32)) % tasks, return_index=True)
-    assert len(numbers) == tasks
-    return tuple(first.tolist())
-
-
-def _murmur3(values: npt.NDArray[np.uint32]) -> npt.NDArray[np.int32]:
-    """Spark's `hash` of ints: 32-bit Murmur3 of four bytes, with the seed 42."""
-    k = _rotated(values * np.uint32(0xCC9E2D51), 15) * np.uint32(0x1B873593)
-    h = _rotated(np.uint32(42) ^ k, 13) * np.uint32(5) + np.uint32(0xE6546B64)
-    h ^= np.uint32(4)
-    h = (h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B)
-    h = (h ^ (h >> np.uint32(13))) * np.uint32(0xC2B2AE35)
-    return (h ^ (h >> np.uint32(16))).view(np.int32)
-
-
-def _rotated(values: npt.NDArray[np.uint32], bits: int) -> npt.NDArray[np.uint32]:
-    return (values << np.uint32(bits)) | (values >> np.uint32(32 - bits))
+    assert context._jvm is not None
+    hashed, names = context._jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt, dict[int, int]()
+    for number in itertools.count():
+        names.setdefault(hashed(number, _SEED) % tasks, number)
+        if len(names) == tasks:
+            return tuple(names[task] for task in range(tasks))
+    raise AssertionError
 
 
 def _gathered(changes: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:

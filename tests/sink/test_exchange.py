@@ -123,6 +123,6 @@ def _check(results: Results) -> None:
 
 def test_each_task_has_the_name_that_spark_sends_to_it(spark: SparkSession) -> None:
     for tasks in (1, 2, 3, 200, 1024):
-        named = spark.createDataFrame([(name,) for name in exchange._names(tasks)], "name int")
+        named = spark.createDataFrame([(name,) for name in exchange._names(tasks, spark.sparkContext)], "name int")
         found = named.select(F.pmod(F.hash("name"), F.lit(tasks)).alias("task")).collect()
         assert [row.task for row in found] == list(range(tasks))
