@@ -137,7 +137,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
     settings = sink.maintenance
     options = replace(options_of(settings, least_gain=1), rewrite_all=rewrite_all)
     if only_convert:
-        result.not_converted = sink.keeps_equality_deletes
+        result.not_converted = sink.stale_deletes.not_converted
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif not sink.has_key_index:
@@ -146,7 +146,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         elif not only_convert:
             _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
     else:
-        count = sink.convertible_equality_deletes if result.dry_run else sink.convert_equality_deletes
+        count = sink.stale_deletes.convertible if result.dry_run else sink.convert_equality_deletes
         result.converted_equality_deletes = count()
         if not only_convert:
             only = None if where is None else sink.table.files_where(where)
@@ -168,7 +168,9 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         result.orphans = list(found)
         if not result.dry_run:
             sink.note_cleaning()
-    result.dangling_delete_files = len(sink.dangling_deletes()) if result.dry_run else sink.drop_dangling_deletes()
+    result.dangling_delete_files = (
+        len(sink.stale_deletes.dangling()) if result.dry_run else sink.drop_dangling_deletes()
+    )
     if not result.dry_run:
         sink.table.tend()
         sink.table.finish_tending(CHECKPOINT_SECONDS)

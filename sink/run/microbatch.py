@@ -68,6 +68,7 @@ from sink.run.plan import (
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import KIND, Rewriting, RunningRewrite
 from sink.run.source_tables import SourceTables, source_tables_property
+from sink.run.stale_deletes import StaleDeletes
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
@@ -77,15 +78,12 @@ from sink.targets.base import (
     CommitUnknownError,
     Compacted,
     Copied,
-    EqualityDeleted,
-    IndexCommit,
-    Rewrite,
     StoredPosition,
     TableChangedError,
     TableNoLongerEmptyError,
     Target,
 )
-from sink.targets.notes import REWRITE, ROWS, SINK_ID
+from sink.targets.notes import ROWS, SINK_ID
 from sink.targets.own_state import (
     COUNTED,
     is_cleaning_due,
@@ -187,6 +185,7 @@ class TableSink:
         self._minor_compaction = MinorCompaction(
             table, plan.section.key, self._committer, self._prefix, engine, observer
         )
+        self.stale_deletes = StaleDeletes(table, plan.section, self._committer, self._prefix, self._io_of)
         # an engine of its own, since micro-batches go on meanwhile
         self._rewriting = Rewriting(table, plan.section.key, self._committer, self._prefix, engine.another(), observer)
         stored = table.position(self._prefix)
@@ -658,133 +657,30 @@ class TableSink:
         return done
 
     def convert_equality_deletes(self) -> int:
-        """Say by position what equality deletes say that another mode or writer has left, so that engines which don't
-        know them can read the table. Call this between micro-batches.
-
-        :return: how many equality delete files are gone. 0 if there are none, or others changed the table meanwhile.
-        :raises RowdeltaError: see `Committer.rewrite`.
-        """
-        self._take_bearings()
-        key_index, stored, found = self._key_index, self._stored, self._convertible()
-        if found is None or key_index is None or stored is None:
+        """See `StaleDeletes.convert`. Call this between micro-batches."""
+        if self._key_index is None:
             return 0
-        index_of = partial(self._converted_index, key_index, stored, found)
-        if not self._replace_deletes(found.handles, stored, index_of, "equality deletes not converted"):
-            return 0
-        self._see_rewritten(key_index, stored.operation)
-        files = amount(len(found.handles), "equality delete file")
-        log.info("%s: %s converted into deletes by position", self.table.name, files)
-        return len(found.handles)
-
-    def convertible_equality_deletes(self) -> int:
-        """How many equality delete files `convert_equality_deletes` would find."""
-        found = self._convertible()
-        return 0 if found is None else len(found.handles)
-
-    @property
-    def keeps_equality_deletes(self) -> str:
-        """Why `convert_equality_deletes` leaves them. Empty if it doesn't."""
-        section = self.plan.section
-        if section.mode == "append":
-            return "no key index knows the rows of a table that only grows (mode: append)"
-        if section.deletes == "equality":
-            return "the table is to have equality deletes (deletes: equality)"
-        if section.deletes == "copy-on-write":
-            return "the table has no deletes (deletes: copy-on-write): a file loses older ones when it changes"
-        if not self._index_knows_all_rows():
-            return f"a column of the key may be NULL ({', '.join(section.key)}), and the key index has no such rows"
-        return ""
-
-    def _convertible(self) -> EqualityDeleted | None:
-        return None if self.keeps_equality_deletes else self.table.equality_deletes()
-
-    def dangling_deletes(self) -> Sequence[Any]:
-        """What `drop_dangling_deletes` would remove. See `Target.dangling_deletes`."""
-        return () if self._appends else self.table.dangling_deletes()
+        return self._end_deletes(partial(self.stale_deletes.convert, self._key_index))
 
     def drop_dangling_deletes(self) -> int:
-        """Remove delete files that no longer apply to any data file, so that readers don't plan with them. Call this
-        between micro-batches.
+        """See `StaleDeletes.drop`. Call this between micro-batches."""
+        return self._end_deletes(lambda stored: self.stale_deletes.drop(self._key_index, stored))
 
-        :return: how many are gone. 0 if there are none, or others changed the table meanwhile.
-        :raises RowdeltaError: see `Committer.rewrite`.
-        """
+    def _end_deletes(self, end: Callable[[StoredPosition], int]) -> int:
         self._take_bearings()
-        key_index, stored, found = self._key_index, self._stored, self.dangling_deletes()
-        if not found or stored is None:
+        key_index, stored = self._key_index, self._stored
+        if stored is None:
             return 0
-        index_of = partial(self._same_index, key_index, stored)
-        if not self._replace_deletes(found, stored, index_of, "deletes that apply to nothing stay"):
-            return 0
-        if key_index is not None:
-            self._see_rewritten(key_index, stored.operation)
-        else:
-            self._rebase()
-        files = amount(len(found), "delete file")
-        log.info("%s: removed %s that applied to nothing", self.table.name, files)
-        return len(found)
-
-    def _converted_index(
-        self, key_index: KeyIndex, stored: StoredPosition, found: EqualityDeleted, new_paths: list[str]
-    ) -> IndexCommit:
-        key_index.synchronize(stored)
-        live = self._live_rows({file.path for file in found.files})
-        return key_index.converted(uuid4().hex[:16], found.files, live, new_paths)
-
-    def _same_index(self, key_index: KeyIndex | None, stored: StoredPosition, new_paths: list[str]) -> IndexCommit:
-        if key_index is None:
-            return IndexCommit(self.table.snapshot_id(), {}, (), (), (), ())
-        key_index.synchronize(stored)
-        return key_index.restated(uuid4().hex[:16], (), new_paths)
-
-    def _replace_deletes(
-        self,
-        handles: Sequence[Any],
-        stored: StoredPosition,
-        index_of: Callable[[list[str]], IndexCommit],
-        what_stays: str,
-    ) -> bool:
-        """Commit the end of delete files.
-
-        :param index_of: what the commit needs from the key index. It puts the paths of new files into a list.
-        :param what_stays: for the log, if others changed the table meanwhile.
-        :return: whether they are gone.
-        :raises RowdeltaError: see `Committer.rewrite`.
-        """
-        files = Uncommitted(self.table.name, self._io_of)
         try:
-            with before_commit(self.table.name):
-                index = index_of(files.paths)
-            summary = {REWRITE: str(len(handles)), SINK_ID: self._config.sink.id}
-            self._committer.rewrite(
-                Rewrite(self._prefix, stored.operation, (), handles, index, summary, self.table.layout)
-            )
-        except TableChangedError as error:
-            files.delete()
-            log.warning("%s: %s, tried again later: %s", self.table.name, what_stays, error)
-            return False
+            count = end(stored)
         except IndexLostError as error:
-            files.delete()
             self._forget_index(error)
-            return False
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
-        except RowdeltaError:
-            files.delete()
-            raise
-        return True
-
-    def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
-        """How many rows of data files are live, by path, as the format's own reader sees them."""
-        files = [file for file in self.table.live_files() if file.path in paths]
-        with self.table.rows_of(files, self.plan.section.key) as (frame, path, _, names):
-            amount: dict[str, int] = dict(frame.groupBy(path).count().collect())
-        return {file.path: amount.get(name, 0) for file, name in zip(files, names, strict=True)}
-
-    def _index_knows_all_rows(self) -> bool:
-        """Whether no row can have a NULL key. Such rows are others', and the index doesn't have them."""
-        required = {column.name for column in self.table.columns() if column.required}
-        return required.issuperset(self.plan.section.key)
+            return 0
+        if count and key_index is not None:
+            self._see_rewritten(key_index, stored.operation)
+        elif count:
+            self._rebase()
+        return count
 
     def oldest_needed(self, older_than: timedelta, retain_last: int) -> int | None:
         """The oldest state of the table that the sink may still need to find out what others changed: `keep` of

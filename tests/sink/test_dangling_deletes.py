@@ -366,3 +366,15 @@ def test_status_counts_no_deletes_that_apply_to_nothing(
     assert table is not None
     too_many = Upkeep(data_files=1, size_in_bytes=1, rows=4, deleted_rows=11)
     assert inspection._shown_deletes(too_many, table) == "5 deletes by position, some of rows that are gone"
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_the_sinks_own_rewrites_leave_such_deletes(spark: SparkSession, tmp_path: Path, deletes: Any) -> None:
+    """A partition's delete files stay listed while another partition has an older data file."""
+    job = new_job(spark, tmp_path, deletes=deletes, key=("id", "region"), partition_by=("region",))
+    write_rows(job)
+    job.table = {"maintenance": {"rewrite": {"min-input-files": 2}}}
+    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False, where="region = 'eu'")
+    assert (found.error, found.rewritten_data_files) == (None, 2)
+    assert found.dangling_delete_files > 0
+    assert job.rows() == left()
