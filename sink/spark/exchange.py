@@ -157,9 +157,9 @@ def _by_number(tasks: int, context: SparkContext) -> Column:
 def _names(tasks: int, context: SparkContext) -> tuple[int, ...]:
     """For each task the smallest integer that Spark's hash partitioning sends to it."""
     assert context._jvm is not None
-    hashed, names = context._jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32.hashInt, dict[int, int]()
+    hashed, names = context._jvm.org.apache.spark.unsafe.hash.Murmur3_x86_32(_SEED).hashInt, dict[int, int]()
     for number in itertools.count():
-        names.setdefault(hashed(number, _SEED) % tasks, number)
+        names.setdefault(hashed(number) % tasks, number)
         if len(names) == tasks:
             return tuple(names[task] for task in range(tasks))
     raise AssertionError
