@@ -143,6 +143,8 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
     elif not sink.has_key_index:
         if rewrite_all:
             result.skipped = "--rewrite-all is for tables with deletes: position or copy-on-write"
+        elif settings.rewrite.order is not None:
+            result.skipped = "what rewrites tables of mode: append isn't told an order (sort, zorder)"
         elif not only_convert:
             _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
     else:
