@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.avro_schema import Node
+from changelog.values.encoded import is_utf8
 
 Want: TypeAlias = "bool | Mapping[str, Want]"
 """What to read of a value: True is all, False is nothing, and a mapping names the fields of a record to read."""
@@ -289,7 +290,7 @@ class _Bodies:
         try:
             return array.cast(pa.string())
         except pa.ArrowInvalid:
-            broken = np.array([not _is_utf8(value.as_py()) for value in array], np.bool_)
+            broken = np.array([not is_utf8(value.as_py()) for value in array], np.bool_)
             self.reject(rows, broken)
             return pc.if_else(pa.array(broken), b"", array).cast(pa.string())
 
@@ -497,11 +498,3 @@ class _Walk:
         if not 0 <= size <= self._end - at:
             raise _BrokenError
         return size
-
-
-def _is_utf8(value: bytes) -> bool:
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True

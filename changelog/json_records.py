@@ -24,7 +24,7 @@ import pyarrow.json as pj
 
 from changelog.changes import NUMERAL, Rejected, WireType
 from changelog.rows import BadRecord
-from changelog.values.encoded import MAYBE_BASE64, looks_like_base64
+from changelog.values.encoded import MAYBE_BASE64, is_utf8, looks_like_base64
 
 
 @dataclass(frozen=True)
@@ -344,15 +344,6 @@ def _integer(text: str) -> int | Numeral:
     if len(text) <= 20 and -(2**63) <= int(text) < 2**63:
         return int(text)
     return Numeral(text)
-
-
-def is_utf8(value: bytes) -> bool:
-    """Whether the bytes are text."""
-    try:
-        value.decode()
-    except UnicodeDecodeError:
-        return False
-    return True
 
 
 def _is_shallow(texts: pa.Array) -> pa.Array:

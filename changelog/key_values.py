@@ -20,12 +20,13 @@ from changelog.avro_body import Want
 from changelog.avro_records import AvroReader, RefusedError, check, prefixed, wanted
 from changelog.avro_schema import Node
 from changelog.changes import Rejected, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, Object, Rows, is_utf8, parse
+from changelog.json_records import JsonReader, Leaf, Object, Rows, parse
 from changelog.message_keys import quoted
 from changelog.rows import BadRecord
 from changelog.schema_registry import HEADER_BYTES, Schemas
 from changelog.spec import ChangelogSpec
 from changelog.values import json_candidates
+from changelog.values.encoded import is_utf8
 
 Keyed = tuple[pa.Array, Mapping[str, Wire]]
 """Row numbers (int64) of keys, and the values of the key columns by field."""

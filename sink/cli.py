@@ -771,8 +771,8 @@ def _replay_dead_letters(args: argparse.Namespace) -> int:
     left = 0
 
     def look(spark: "SparkSession", config: "Config") -> Iterator[str]:
+        from sink.commands.replay import replay
         from sink.deadletters import table as dead_letters
-        from sink.deadletters.replay import replay
 
         nonlocal left
         found = False

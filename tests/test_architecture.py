@@ -6,6 +6,7 @@ import ast
 import re
 import subprocess
 import sys
+from collections.abc import Mapping
 from pathlib import Path
 
 import pytest
@@ -78,6 +79,71 @@ def importers(folder: Path, package: str) -> set[str]:
     return {file for file, names in files.items() if any(f"{name}.".startswith(f"{package}.") for name in names)}
 
 
+def module_graph() -> dict[str, dict[str, int]]:
+    """The modules of all packages, each with those that it imports and the line, also for types alone and inside of
+    functions. A name that comes from a package is one of its `__init__`, unless it is a module.
+    """
+    files = {
+        ".".join(file.relative_to(ROOT).with_suffix("").parts).removesuffix(".__init__"): file
+        for package in PACKAGES
+        for file in (ROOT / package).rglob("*.py")
+    }
+    graph: dict[str, dict[str, int]] = {}
+    for module, file in files.items():
+        graph[module] = {}
+        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+            if not isinstance(node, ast.Import | ast.ImportFrom):
+                continue
+            names = [alias.name for alias in node.names]
+            if isinstance(node, ast.ImportFrom):
+                full = [f"{node.module}.{name}" for name in names]
+                names = [name if name in files else str(node.module) for name in full]
+            for name in names:
+                if name in files and name != module:
+                    graph[module].setdefault(name, node.lineno)
+    return graph
+
+
+def circles(graph: Mapping[str, Mapping[str, int]]) -> list[str]:
+    """Each set of modules that import each other, directly or not, as lines with the imports that tie it."""
+
+    def reached(start: str) -> set[str]:
+        found, waiting = set[str](), [start]
+        while waiting:
+            new = graph[waiting.pop()].keys() - found
+            found |= new
+            waiting += new
+        return found
+
+    reachable = {module: reached(module) for module in graph}
+    told, seen = list[str](), set[str]()
+    for module in sorted(graph):
+        members = {other for other in reachable[module] if module in reachable[other]}
+        if not members or module in seen:
+            continue
+        seen |= members
+        arrows = [(one, other, graph[one][other]) for one in sorted(members) for other in sorted(graph[one])]
+        lines = [f"  {one} imports {other} (line {line})" for one, other, line in arrows if other in members]
+        told.append("\n".join([f"{len(members)} modules import each other in a circle:", *lines]))
+    return told
+
+
+def test_no_modules_import_each_other_in_a_circle() -> None:
+    """Imports for types alone count, and those inside of functions: they are circles for who reads the code."""
+    graph = module_graph()
+    assert "sink.config.model" in graph["sink.config"], "what a package's `__init__` imports is known"
+    found = circles(graph)
+    assert not found, "\n" + "\n".join([*found, "Move what they share to a module below both."])
+
+
+def test_a_circle_is_told_with_its_imports() -> None:
+    graph = {"a": {"b": 3}, "b": {"c": 1}, "c": {"a": 7, "d": 2}, "d": {}}
+    assert circles(graph) == [
+        "3 modules import each other in a circle:\n"
+        "  a imports b (line 3)\n  b imports c (line 1)\n  c imports a (line 7)"
+    ]
+
+
 CHOOSE_THE_FORMAT = {"sink/targets/catalogs.py", "sink/targets/capabilities.py", "sink/commands/access.py"}
 NEEDED_BY_TASKS = "sink/spark/daemon.py"
 """Imports what tasks need, before they need it."""
@@ -95,6 +161,10 @@ def test_a_table_format_is_known_only_to_its_own_package(target: str) -> None:
 def test_targets_import_only_what_is_below_them(above: str) -> None:
     assert importers(ROOT / "sink" / "commands", above), "some module does import it"
     assert importers(ROOT / "sink" / "targets", above) == set()
+
+
+def test_dead_letters_do_not_know_the_run() -> None:
+    assert importers(ROOT / "sink" / "deadletters", "sink.run") == set()
 
 
 def test_a_run_does_not_know_who_watches_it() -> None:

@@ -149,3 +149,12 @@ def _wkb(text: str | None) -> str | None:
 
 def _where(values: pa.Array, fits: pa.Array) -> pa.Array:
     return values if pc.all(fits).as_py() is not False else only(values, fits)
+
+
+def is_utf8(value: bytes) -> bool:
+    """Whether the bytes are text."""
+    try:
+        value.decode()
+    except UnicodeDecodeError:
+        return False
+    return True

@@ -1,1 +1,1 @@
-"""Bad records: the dead-letter table and topic, and their replay."""
+"""Bad records: the dead-letter table and topic."""

@@ -49,7 +49,7 @@ def meet(folder: Path, name: str, place: str) -> None:
 
 
 def main(path: str, folder: Path, name: str) -> None:
-    log = DeltaLog.at(session(), path)
+    log = DeltaLog(session(), path)
     meet(folder, name, "create")
     created = log.create(StructType([StructField("id", LongType())]), (), {"delta.feature.domainMetadata": "supported"})
     print(json.dumps({"created": created, "table": log.refresh().metadata.table_id}), flush=True)

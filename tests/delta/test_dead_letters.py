@@ -106,7 +106,7 @@ def test_letters_are_listed_counted_and_removed(
 
 
 def folder_version(job: DeltaJob) -> int:
-    return DeltaLog.at(job.spark, str(folder(job))).refresh().version
+    return DeltaLog(job.spark, str(folder(job))).refresh().version
 
 
 def test_a_removal_waits_for_others(job: DeltaJob) -> None:

@@ -161,7 +161,7 @@ def test_a_table_is_created_as_delta_creates_one(spark: SparkSession, tmp_path: 
 
 def test_a_table_isnt_created_among_other_files(spark: SparkSession, tmp_path: Path) -> None:
     (tmp_path / "orders.csv").touch()
-    log = DeltaLog.at(spark, str(tmp_path))
+    log = DeltaLog(spark, str(tmp_path))
     with pytest.raises(TableError, match=r"has files \(orders\.csv\)"):
         log.create(SCHEMA)
     with pytest.raises(TableError, match="there is no Delta table"):
@@ -170,7 +170,7 @@ def test_a_table_isnt_created_among_other_files(spark: SparkSession, tmp_path: P
 
 
 def test_a_schema_that_delta_refuses(spark: SparkSession, tmp_path: Path) -> None:
-    log = DeltaLog.at(spark, str(tmp_path))
+    log = DeltaLog(spark, str(tmp_path))
     with pytest.raises(TableError, match="Delta refuses it"):
         log.create(T.StructType([T.StructField("a b", T.LongType())]))
     assert not log.exists()
@@ -212,14 +212,14 @@ def test_domains_and_transactions_follow_every_commit(table: Table) -> None:
     assert table.log.refresh().domains == {}
     table.commit()
     earlier = table.log.refresh()
-    other = DeltaLog.at(table.spark, str(table.path))
+    other = DeltaLog(table.spark, str(table.path))
     gone = {"domainMetadata": {"domain": "rowdelta.x", "configuration": "", "removed": True}}
     new = {"domainMetadata": {"domain": "other", "configuration": "text", "removed": False}}
     other.commit(Proposal([gone, new], base_version=1, live={}, app_id="app", operation="o"))
     assert dict(table.log.refresh().domains) == {"other": "text"}
     assert dict(earlier.domains) == {"rowdelta.x": "{}"}, "asked later than of the newest version"
     # what was followed is what Delta finds
-    afresh = DeltaLog.at(table.spark, str(table.path)).refresh()
+    afresh = DeltaLog(table.spark, str(table.path)).refresh()
     assert (afresh.domains, afresh.transactions) == ({"other": "text"}, {"app": 1})
 
 
@@ -250,7 +250,7 @@ def _second_driver(kind: str) -> Callable[[Table], object]:
     }
 
     def commit(table: Table) -> None:
-        log = DeltaLog.at(table.spark, str(table.path))
+        log = DeltaLog(table.spark, str(table.path))
         log.commit(
             Proposal([actions[kind]], base_version=log.refresh().version, live={}, app_id="another", operation="o")
         )
@@ -395,7 +395,7 @@ def test_two_processes_at_once(spark: SparkSession, tmp_path: Path) -> None:
         expected = {str(one["base"] + 1), lost.get(ROUNDS[number], "ConcurrentAppendException")}
         # the second one may also have come after the first one was done
         assert {one["outcome"], two["outcome"]} in (expected, {str(one["base"] + 1), "StaleVersion"}), (one, two)
-    log = DeltaLog.at(spark, str(tmp_path / "table"))
+    log = DeltaLog(spark, str(tmp_path / "table"))
     assert log.refresh().version == len(ROUNDS)
 
 
@@ -422,11 +422,10 @@ def test_a_commit_that_never_arrived_is_unknown(table: Table) -> None:
     proposal = table.proposal({"add": table.add(1)})
     with pytest.raises(CommitUnknownError, match="unknown whether the commit on version 0 went through"):
         table.log.commit(proposal)
-    assert table.log.find_commit(proposal.operation, 0) is None
+    assert table.log.actions_since(0) == []
     table.log.is_sent = table.log.is_answered = True
     assert table.log.commit(proposal) == 1
-    assert table.log.find_commit(proposal.operation, 0) == 1
-    assert table.log.find_commit(proposal.operation, 1) is None
+    assert [(made.version, made.operation_id) for made in table.log.actions_since(0) or []] == [(1, proposal.operation)]
 
 
 def test_an_answer_is_lost_and_others_commit_on_top(table: Table) -> None:
@@ -494,7 +493,7 @@ def test_commits_that_log_cleanup_deleted(table: Table) -> None:
     assert [commit.version for commit in table.log.actions_since(2) or []] == [3, 4]
     assert table.log.actions_since(4) == []
     with pytest.raises(TemporaryError, match="deleted by log clean-up"):
-        table.log.find_commit("operation-1", 0)
+        table.log._find(0, lambda commit: commit.operation_id == "operation-1")
 
 
 def test_the_log_is_not_listed_while_nobody_else_writes(table: Table, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,9 +14,9 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from sink.commands import inspection
+from sink.commands.replay import replay
 from sink.config import Config
 from sink.deadletters import table as dead_letters
-from sink.deadletters.replay import replay
 from sink.deadletters.table import Selection
 from sink.deadletters.topic import DeadLetterTopic
 from sink.errors import RowdeltaError, TableError

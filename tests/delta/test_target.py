@@ -279,7 +279,7 @@ def test_a_checkpoint_leaves_micro_batches_alone(
     def checkpoint(log: DeltaLog) -> bool:
         partitions = str(log._spark.conf.get("spark.databricks.delta.snapshotPartitions"))
         pool = log._spark.sparkContext.getLocalProperty("spark.scheduler.pool")
-        seen.append((partitions, pool, log._java == DeltaLog.at(spark, log.path)._java))
+        seen.append((partitions, pool, log._java == DeltaLog(spark, log.path)._java))
         return write(log)
 
     monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)

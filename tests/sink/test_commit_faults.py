@@ -28,7 +28,7 @@ from sink.targets import retries as retries_module
 from sink.targets.base import ChangeSet, CommitUnknownError, IndexCommit, Rewrite, TableChangedError
 from sink.targets.iceberg import commit
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.iceberg.state import Snapshot
+from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.retries import Retries
 from tests.sink.harness import java_error

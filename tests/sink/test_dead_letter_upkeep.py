@@ -27,7 +27,7 @@ from sink.run.maintenance import Maintenance
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
 from sink.targets.delta import table as delta_table
-from sink.targets.iceberg.state import Snapshot
+from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.own_state import CREATED_BY
 from tests.delta.harness import DeltaJob

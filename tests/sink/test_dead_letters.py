@@ -20,9 +20,9 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sink import cli
 from sink.commands import inspection
+from sink.commands.replay import Replayed, replay
 from sink.config import Config
 from sink.deadletters import table as dead_letters
-from sink.deadletters.replay import Replayed, replay
 from sink.deadletters.table import Selection
 from sink.deadletters.topic import DeadLetterTopic
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError

@@ -45,7 +45,7 @@ class DeltaCatalogs:
         found = self._located(name)
         if found is None:
             return None
-        log = DeltaLog.at(self._spark, found)
+        log = DeltaLog(self._spark, found)
         if not log.exists():
             if self._session_catalog(name):
                 raise TableError(f"{name}: there is no Delta log at {found}. Drop the table, or restore its files.")
@@ -76,7 +76,7 @@ class DeltaCatalogs:
         :raises TableError: the table's folder has other files.
         """
         if not self._session_catalog(section.target):
-            DeltaLog.at(self._spark, self._folder(section.target)).check_no_other_files()
+            DeltaLog(self._spark, self._folder(section.target)).check_no_other_files()
         for number, field in enumerate(section.partition_fields):
             where = f"{path}.partition_by[{number}]"
             if field.column not in columns.names:
@@ -112,10 +112,10 @@ class DeltaCatalogs:
                 name, f"delta.{quoted(self._folder(name))}", columns, partition_by, cluster_by, properties
             )
         else:
-            DeltaLog.at(self._spark, self._folder(name)).create(columns, partition_by, properties)
+            DeltaLog(self._spark, self._folder(name)).create(columns, partition_by, properties)
         found = self._located(name)
         assert found is not None
-        return self._opened(name, DeltaLog.at(self._spark, found))
+        return self._opened(name, DeltaLog(self._spark, found))
 
     def _create_by_sql(
         self,

@@ -8,7 +8,7 @@ import json
 import time
 from collections.abc import Collection, Mapping, Sequence
 from types import MappingProxyType
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import RowdeltaError
@@ -16,12 +16,10 @@ from sink.targets.base import ChangeSet, Committer, CommitUnknownError, Rewrite,
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
 from sink.targets.delta.new_vectors import remove_of
-from sink.targets.delta.small_files import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag
+from sink.targets.delta.state import DeltaState
+from sink.targets.delta.tags import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.retries import Retries
-
-if TYPE_CHECKING:
-    from sink.targets.delta.table import DeltaTable
 
 _RETRIES, _SHORTEST, _LONGEST = 20, 0.05, 10.0
 """Delta has no settings for this. A commit takes a tenth of a second, so a writer each second is met now and then."""
@@ -30,7 +28,7 @@ _RETRIES, _SHORTEST, _LONGEST = 20, 0.05, 10.0
 class DeltaCommitter(Committer):
     """Commits changes and rewrites to one table."""
 
-    def __init__(self, table: "DeltaTable", *, newest_if_in_doubt: bool = False) -> None:
+    def __init__(self, table: DeltaState, *, newest_if_in_doubt: bool = False) -> None:
         super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
         self._table = table
 

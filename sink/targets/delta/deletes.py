@@ -2,10 +2,11 @@
 
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import Any, Protocol
 from uuid import uuid4
 
 import numpy as np
+from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints, grouped
@@ -16,14 +17,28 @@ from deltawriters.vectors import bitmap
 from sink.targets.delta.statistics import with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile
 
-if TYPE_CHECKING:
-    from sink.targets.delta.writers import DeltaTableSpec
+
+class VectorTable(Protocol):
+    """What vectors need of their table. `DeltaTableSpec` has it."""
+
+    @property
+    def location(self) -> str: ...
+
+    @property
+    def io(self) -> FileIO: ...
+
+    @property
+    def has_vectors(self) -> bool:
+        """Whether new deletion vectors may be written."""
+
+    def random_prefix(self, name: str) -> str:
+        """A folder for the file `name`. Empty if the table doesn't want one."""
 
 
 class VectorDeletes(Deletes):
     """Collects positions in the data files that the task writes. When they are all written, each gets its vector."""
 
-    def __init__(self, table: "DeltaTableSpec", factory: FileFactory, files: DataFiles) -> None:
+    def __init__(self, table: VectorTable, factory: FileFactory, files: DataFiles) -> None:
         self._table = table
         self._factory = factory
         self._files = files
@@ -60,7 +75,7 @@ class VectorDeletes(Deletes):
         return {self._files.path(number): bitmap(pos[places]) for number, places in grouped(file)}
 
 
-def stored_vectors(table: "DeltaTableSpec", vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
+def stored_vectors(table: VectorTable, vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
     """Descriptors of new vectors, all in one file, which is written here.
 
     Small ones aren't kept in the actions (PROTOCOL.md allows it): Delta's own VACUUM fails on a table that has such

@@ -5,26 +5,22 @@ so the position after it is that of the version to which it went.
 """
 
 import json
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from sink.errors import TableError
 from sink.sources.source import Position
 from sink.targets import history
 from sink.targets.delta.live_files import file_actions
-from sink.targets.delta.log import Commit, decoded
+from sink.targets.delta.log import CLONE, RESTORE, Commit, decoded, made_and_taken_back
+from sink.targets.delta.state import DeltaState
 from sink.targets.history import History, moved_by, shown_counts
 from sink.targets.notes import ROWS, SINK_ID
-
-if TYPE_CHECKING:
-    from sink.targets.delta.table import DeltaTable
 
 _FIRST_READ, _MOST_READ = 20, 1_000
 """So many commits are read at first, and so many at once when more and more are asked for. For each such part, Delta
 makes a snapshot of the version before, which takes half a second.
 """
-RESTORE = "RESTORE"
-CLONE = "CLONE"
 
 
 class DeltaHistory(History):
@@ -33,7 +29,7 @@ class DeltaHistory(History):
     :param prefix: prefix of the sink's state.
     """
 
-    def __init__(self, table: "DeltaTable", prefix: str) -> None:
+    def __init__(self, table: DeltaState, prefix: str) -> None:
         super().__init__(table.name, table.snapshot_word)
         self._table = table
         self._log = table.log
@@ -145,21 +141,6 @@ class DeltaHistory(History):
             return self._position_in(self._table.restored_version(restored))
         position: Position = stored["position"]
         return position
-
-
-def made_and_taken_back(commits: Iterable[Commit], operation: str) -> tuple[int | None, Commit | None]:
-    """The version that an operation made, and the last RESTORE or CLONE that followed it. A RESTORE takes neither
-    domains nor `txn` back, and a CLONE keeps the table's.
-
-    :param commits: the oldest first.
-    """
-    made, restored = None, None
-    for commit in commits:
-        if commit.operation_id == operation:
-            made, restored = commit.version, None
-        elif commit.info.get("operation") in (RESTORE, CLONE):
-            restored = commit
-    return made, restored
 
 
 def _counted(commit: Commit) -> tuple[dict[str, int], str]:

@@ -4,7 +4,7 @@ This is the only module that knows the classes of delta-spark, by py4j. It was t
 (Spark 4.0 and 4.1). To the rest of the sink a log is versions, and a version is a list of actions as Delta's protocol
 writes them (PROTOCOL.md, "Actions"): `{"add": {…}}`, `{"remove": {…}}`, `{"txn": {…}}`, `{"domainMetadata": {…}}`.
 
-    log = DeltaLog.at(spark, "s3a://lake/shop/orders")
+    log = DeltaLog(spark, "s3a://lake/shop/orders")
     snapshot = log.refresh()
     log.commit(Proposal(actions, base_version=snapshot.version, …))
 
@@ -142,7 +142,7 @@ class Proposal:
     :param live: the files that were live there, by decoded path (`decoded`), each the content of its `add`. At least
         those that the actions name have to be in it.
     :param app_id: the `txn` that the commit continues. It is refused if another commit has written it since.
-    :param operation: id of this attempt. `find_commit` finds it.
+    :param operation: id of this attempt, which the commit has (`Commit.operation_id`).
     :param epoch: number of the micro-batch, for people (`DESCRIBE HISTORY`).
     :param metrics: numbers that `DESCRIBE HISTORY` shows as `operationMetrics`.
     :param notes: what the table's history says of the commit, in its `userMetadata`.
@@ -221,12 +221,15 @@ class Snapshot:
 
 
 class DeltaLog:
-    """The log of one table, for one thread.
+    """The log of one table, for one thread. The table needn't be there yet.
 
-    :param spark: the session whose settings and file systems are used.
-    :param path: the table's folder.
+    :param spark: a session with Delta's jars, whose settings and file systems are used.
+    :param path: the table's folder, of any file system that Spark reads.
     :param apart: Delta shares what it knows of a table among all threads of the JVM, and a commit waits while another
         thread makes the table's state out of a long log. This one shares nothing with others.
+    :raises TableError: Delta can't read it.
+    :raises ConfigError: the session isn't made for Delta.
+    :raises TemporaryError: the file system doesn't answer.
     """
 
     def __init__(self, spark: SparkSession, path: str, *, apart: bool = False) -> None:
@@ -263,18 +266,6 @@ class DeltaLog:
             self._checkpoint_hook = self._scala_set(self._object("hooks.CheckpointHook"))
         self._log_path = str(self._java.logPath().toString())
         self._types = {name: self._list_type(f"{_DELTA}.actions.{java}") for name, java in _ACTIONS.items()}
-
-    @classmethod
-    def at(cls, spark: SparkSession, path: str) -> "DeltaLog":
-        """The log of the table in this folder, which needn't be there yet.
-
-        :param spark: a session with Delta's jars.
-        :param path: of any file system that Spark reads.
-        :raises TableError: Delta can't read it.
-        :raises ConfigError: the session isn't made for Delta.
-        :raises TemporaryError: the file system doesn't answer.
-        """
-        return cls(spark, path)
 
     # -- what is there
 
@@ -556,15 +547,12 @@ class DeltaLog:
     def _hadoop(self) -> JavaObject:
         return self._java.newDeltaHadoopConf()
 
-    def find_commit(self, operation: str, since_version: int) -> int | None:
-        """The version that `Proposal.operation` made after `since_version`; None if none did, until now.
+    def _find(self, since_version: int, is_it: Any) -> int | None:
+        """The first version after `since_version` that is the one; None if none is, until now.
 
         :raises TemporaryError: commits that could tell have been deleted by log clean-up.
         :raises RowdeltaError: as of `refresh`.
         """
-        return self._find(since_version, lambda commit: commit.operation_id == operation)
-
-    def _find(self, since_version: int, is_it: Any) -> int | None:
         commits = self.actions_since(since_version)
         if commits is None:
             raise TemporaryError(
@@ -1046,3 +1034,24 @@ def _type_changes(old: DataType, new: DataType, name: str) -> Iterator[tuple[str
         yield from _type_changes(old.valueType, new.valueType, f"{name}.value")
     elif old != new:
         yield name, old, new
+
+
+RESTORE = "RESTORE"
+
+
+CLONE = "CLONE"
+
+
+def made_and_taken_back(commits: Iterable[Commit], operation: str) -> tuple[int | None, Commit | None]:
+    """The version that an operation made, and the last RESTORE or CLONE that followed it. A RESTORE takes neither
+    domains nor `txn` back, and a CLONE keeps the table's.
+
+    :param commits: the oldest first.
+    """
+    made, restored = None, None
+    for commit in commits:
+        if commit.operation_id == operation:
+            made, restored = commit.version, None
+        elif commit.info.get("operation") in (RESTORE, CLONE):
+            restored = commit
+    return made, restored

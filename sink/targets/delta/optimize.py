@@ -4,19 +4,16 @@ import json
 import logging
 import time
 from collections.abc import Iterable
-from typing import TYPE_CHECKING
 
 from changelog.amounts import amount, sized
 from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.delta.live_files import full
-
-if TYPE_CHECKING:
-    from sink.targets.delta.table import DeltaTable
+from sink.targets.delta.state import DeltaState
 
 log = logging.getLogger("rowdelta")
 
 
-def compacted(table: "DeltaTable", limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
+def compacted(table: DeltaState, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
     """See `Target.compact`. `limits.where` may name partition columns only. In a clustered table OPTIMIZE orders rows
     too, however many bytes that takes, so such a table is left to its owner.
     """

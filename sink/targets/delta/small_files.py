@@ -5,9 +5,8 @@ one. So the live files tell everything, and no commit needs to be read.
 """
 
 import json
-import zlib
 from collections.abc import Callable, Iterator, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from deltawriters.content import SmallFile
 from sink.targets import merge_levels
@@ -15,36 +14,17 @@ from sink.targets.base import Mergeable, MergeCandidates, Rewritable
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import remove_of, stated_rows
 from sink.targets.delta.partitions import is_clear
+from sink.targets.delta.state import DeltaState
+from sink.targets.delta.tags import DELETED_AT, SCHEMA, WRITER, schema_tag
 from sink.targets.notes import MINOR, SINK_ID
 
-if TYPE_CHECKING:
-    from sink.targets.delta.table import DeltaTable
 
-WRITER = "rowdelta.operation"
-"""Tag of a data file: the commit of the sink that wrote it."""
-VECTOR = "rowdelta.vector"
-"""Tag of a data file: the commit of the sink that wrote its deletion vector."""
-DELETED_AT = "rowdelta.deleted-at"
-"""Tag of a data file: the version of the sink's last commit that deleted rows of it, and where its vector is. Others
-who delete rows keep the tag, with a vector of their own.
-"""
-POSITION = "rowdelta.position"
-"""Tag of a data file to which rows were moved: the commit whose position the table had then."""
-SCHEMA = "rowdelta.schema"
-"""Tag of a data file: for which columns it was written (`schema_tag`). Files of other columns are not merged."""
-
-
-def schema_tag(schema: str) -> str:
-    """:param schema: `schemaString` of the table's metadata."""
-    return f"{zlib.crc32(schema.encode()):08x}"
-
-
-def rewritables(table: "DeltaTable") -> Iterator[list[Rewritable]]:
+def rewritables(table: DeltaState) -> Iterator[list[Rewritable]]:
     """See `Target.rewritables`."""
     yield [file for file in counted(table) if is_clear(table.spec.partitioning, json.loads(file.partition))]
 
 
-def counted(table: "DeltaTable") -> list[Rewritable]:
+def counted(table: DeltaState) -> list[Rewritable]:
     """The live files whose number of rows the log has."""
     spec, found = table.spec, list[Rewritable]()
     for path, add in table.live.items():
@@ -58,14 +38,14 @@ def counted(table: "DeltaTable") -> list[Rewritable]:
     return found
 
 
-def _settled(table: "DeltaTable", add: Mapping[str, Any]) -> int:
+def _settled(table: DeltaState, add: Mapping[str, Any]) -> int:
     """See `Rewritable`. 0 if nothing tells."""
     version, _, place = (add.get("tags") or {}).get(DELETED_AT, "").partition(" ")
     is_of_vector = version and place == (add.get("deletionVector") or {}).get("pathOrInlineDv")
     return max(0, table.snapshot_id() - int(version)) if is_of_vector else 0  # a clone's versions begin at 0 again
 
 
-def candidates(table: "DeltaTable", prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+def candidates(table: DeltaState, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
     """See `Target.merge_candidates`."""
     spec, sink_id = table.spec, prefix.removeprefix("rowdelta.")
     schema = schema_tag(spec.schema)

@@ -1,12 +1,4 @@
-"""A Delta table as a target: its state by the log, what others changed, and the deletes of earlier rows.
-
-The sink's own state is a metadata domain, `rowdelta.<sink id>`. Its configuration is a JSON object of texts, by the
-last part of a property's name. So the position is in the same commit as the data, survives checkpoints, and two commits
-that write one domain conflict (PROTOCOL.md, "Domain Metadata").
-
-RESTORE takes back the files, and neither domains nor `txn` (delta-io/delta#1813). So `position` looks for a RESTORE in
-the log since the commit that stored the position.
-"""
+"""A Delta table as a target: what others changed, the deletes of earlier rows, and its upkeep."""
 
 import json
 import logging
@@ -14,11 +6,10 @@ import math
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from datetime import timedelta
 from functools import partial
 from threading import Thread
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from urllib.parse import quote, unquote
 
 from pyspark.sql import Column, DataFrame, SparkSession
@@ -26,7 +17,6 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.amounts import amount, amounts
-from changelog.spec import ColumnSpec
 from deltawriters.content import TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
@@ -34,66 +24,52 @@ from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.base import (
-    OF_POSITION,
     Compacted,
     CompactionLimits,
-    FileCounts,
-    LastCommit,
     LiveFile,
     MergeCandidates,
     Rewritable,
-    StoredPosition,
     TableChanges,
-    Target,
     TouchedFiles,
     Upkeep,
     WrittenDeletes,
     no_condition,
 )
 from sink.targets.delta.commit import DeltaCommitter
-from sink.targets.delta.history import CLONE, DeltaHistory, made_and_taken_back
-from sink.targets.delta.live_files import LiveFiles, file_actions, full
-from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog, Snapshot
+from sink.targets.delta.history import DeltaHistory
+from sink.targets.delta.live_files import file_actions, full
+from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog
 from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
 from sink.targets.delta.optimize import compacted
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
-from sink.targets.delta.small_files import POSITION, VECTOR, WRITER, candidates, counted, rewritables
-from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
-from sink.targets.delta.writers import DeltaTableSpec
-from sink.targets.locations import check_location, in_one_form
+from sink.targets.delta.small_files import candidates, counted, rewritables
+from sink.targets.delta.state import DeltaState
+from sink.targets.locations import in_one_form
 from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
 
-if TYPE_CHECKING:
-    from sink.config import TableSection
-
 log = logging.getLogger("rowdelta")
 
-_OWN = "rowdelta."
-_ROW_TRACKING = "rowTracking"
+_IGNORES_RETENTION = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
+"""With its default, Delta 4 ignores the time in the statement, and goes by the table's property alone."""
+_SHORTEST_RETENTION = timedelta(days=7)
+"""Delta's default of `delta.deletedFileRetentionDuration`. A commit may take long, and a table may say less."""
+_CHECKPOINT_EVERY = 10
+"""Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
+_CHECKPOINT_EVERY_AT_MOST = 200
+_CHECKPOINT_PAUSE = 10
+"""A checkpoint names all files that were removed in the last week. With a commit each second it takes seconds, and the
+next would be due as soon as it is written. So none is written for ten times as long, but for so many versions.
+"""
+_OF_A_TASK, _MOST_TASKS = 15_000, 200
+"""A task makes the state of so many actions of the log, in a quarter of a second."""
+_LATEST = 20
+"""In so many commits `upkeep` looks for a rewrite."""
 
 
-@dataclass(frozen=True)
-class Layout:
-    """What files are written for. Delta itself refuses a commit after any change of it; this says so earlier."""
-
-    table_id: str
-    schema: str
-    partition_columns: tuple[str, ...]
-    properties: tuple[tuple[str, str], ...]
-    features: frozenset[str]
-
-
-class DeltaTable(Target):
-    """One Delta table. Its snapshot ids are versions.
-
-    :param name: catalog.namespace.table.
-    :param frame: reads the table's rows in a session.
-    :param io_properties: properties with which tasks reach the table's files.
-    """
-
-    snapshot_word = "version"
+class DeltaTable(DeltaState):
+    """One Delta table as the sink sees it."""
 
     def __init__(
         self,
@@ -103,97 +79,13 @@ class DeltaTable(Target):
         frame: Callable[[SparkSession], DataFrame],
         io_properties: Mapping[str, str],
     ) -> None:
-        self.spark = spark
-        self.name = name
-        self.log = log
-        self._frame = frame
-        self._io_properties = tuple(io_properties.items())
-        self._live = LiveFiles(log)
-        self._spec: tuple[Layout, DeltaTableSpec] | None = None
-        # operation -> its version, and the version up to which no RESTORE followed it
-        self._made_by: dict[str, tuple[int, int]] = {}
-        # sink -> its newest operation, if a RESTORE followed it, and what belongs to the position that holds now
-        self._restored: dict[str, tuple[str, dict[str, str]]] = {}
+        super().__init__(spark, name, log, frame, io_properties)
         self._checkpoint: _Checkpoint | None = None
         self._next_checkpoint = 0.0
-        self._snapshot: Snapshot = log.refresh()
-
-    # -- its state
-
-    def refresh(self) -> None:
-        self._snapshot = self.log.refresh()
-
-    @property
-    def table_id(self) -> str:
-        return self._snapshot.metadata.table_id
-
-    @property
-    def layout(self) -> Layout:
-        metadata = self._snapshot.metadata
-        written = {name: value for name, value in metadata.configuration.items() if not name.startswith(_OWN)}
-        features = self._snapshot.protocol.reader_features | self._snapshot.protocol.writer_features
-        properties = tuple(sorted(written.items()))
-        return Layout(self.table_id, metadata.schema, metadata.partition_columns, properties, features)
-
-    @property
-    def spec(self) -> DeltaTableSpec:
-        layout = self.layout
-        if self._spec is None or self._spec[0] != layout:
-            self._spec = (
-                layout,
-                DeltaTableSpec(
-                    location=self.log.path,
-                    schema=layout.schema,
-                    partition_columns=layout.partition_columns,
-                    properties=layout.properties,
-                    supports_vectors="deletionVectors" in self._snapshot.protocol.writer_features,
-                    io_properties=self._io_properties,
-                ),
-            )
-        return self._spec[1]
-
-    @property
-    def live(self) -> Mapping[str, Mapping[str, Any]]:
-        """The content of each live file's `add`, by decoded path."""
-        return self._live.at(self._snapshot.version)
-
-    def property(self, name: str) -> str | None:
-        domain, _, key = name.rpartition(".")
-        if name.startswith(_OWN):
-            own = self.own_state(domain).get(key)
-            if own is not None:
-                return own
-        return self._snapshot.metadata.configuration.get(name)
-
-    def own_state(self, prefix: str) -> dict[str, str]:
-        """The sink's state in this table: property's last part -> value."""
-        text = self._snapshot.domains.get(prefix)
-        found: dict[str, str] = {} if text is None else json.loads(text)
-        operation, earlier = self._restored.get(prefix, (None, {}))
-        if operation is not None and operation == json.loads(found.get("position", "{}")).get("operation"):
-            found = {key: value for key, value in found.items() if key not in OF_POSITION} | earlier
-        return found
-
-    def stored(self, part: str) -> Mapping[str, str]:
-        states = {name: self.own_state(name) for name in self._snapshot.domains if name.startswith(_OWN)}
-        return {name: state[part] for name, state in states.items() if part in state}
 
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
         self.committer().store(prefix, key, value)
-
-    def snapshot_id(self) -> int:
-        return self._snapshot.version
-
-    def parent_snapshot_id(self) -> int | None:
-        return self._snapshot.version - 1 if self._snapshot.version else None
-
-    def last_commit(self) -> LastCommit:
-        live = self.live
-        with_vectors = sum("deletionVector" in add for add in live.values())
-        counts = amounts({"data file": len(live), "deletion vector": with_vectors}, "no data files")
-        files = FileCounts(len(live), with_vectors)
-        return LastCommit(self._snapshot.version, self._snapshot.timestamp_ms, counts, files)
 
     def upkeep(self) -> Upkeep | None:
         files = counted(self)
@@ -209,223 +101,6 @@ class DeltaTable(Target):
             rewritten_at=self.log.time_of(last) if last else None,
             rewritten_files=int(last.notes[REWRITE]) if last else 0,
         )
-
-    def next_txn(self, prefix: str) -> int:
-        """The version of the sink's next `txn` action."""
-        return self._snapshot.transactions.get(prefix, 0) + 1
-
-    def took(self, commit: Commit) -> None:
-        """Take over a commit of the sink's own, so that it needn't be read."""
-        if _ROW_TRACKING not in self._snapshot.protocol.writer_features:
-            self._live.apply(commit)  # else Delta has given new files row ids, which only the log tells
-        # a commit of ours restores nothing, so what was known of earlier ones stays right
-        self._made_by = {
-            operation: (made, commit.version if checked == commit.version - 1 else checked)
-            for operation, (made, checked) in list(self._made_by.items())[-_MOST_KNOWN:]
-        }
-        if commit.operation_id is not None:
-            self._made_by[commit.operation_id] = commit.version, commit.version
-        self._live.forget_before(commit.version - 1)  # nobody asks for more than the last commit's base
-        self._snapshot = self.log.committed(commit.version)
-
-    def is_empty(self) -> bool:
-        return not self.live
-
-    def columns(self) -> tuple[ColumnSpec, ...]:
-        struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))
-        return tuple(ColumnSpec(field.name, field.dataType, required=not field.nullable) for field in struct)
-
-    def identifiers(self) -> tuple[str, ...]:
-        return ()  # Delta has no such thing; primary keys of a catalog are not in the log
-
-    def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
-        protocol, metadata = self._snapshot.protocol, self._snapshot.metadata
-        found = {
-            "minReaderVersion": protocol.reader_version,
-            "minWriterVersion": protocol.writer_version,
-            "readerFeatures": sorted(protocol.reader_features),
-            "writerFeatures": sorted(protocol.writer_features),
-        }
-        check_protocol(self.name, found)
-        check_location(self.name, self.log.path)
-        PROPERTIES.check(self.name, metadata.configuration, appends=appends, copies=copies)
-        check_columns(self.name, metadata.schema)
-        check_required(self.name, found, metadata.configuration, appends=appends, copies=copies)
-
-    def check_fits(self, section: "TableSection") -> None:
-        partitioned = self._snapshot.metadata.partition_columns
-        wanted = [field.column for field in section.partition_fields]
-        if wanted and list(partitioned) != wanted:
-            raise TableError(
-                f"{self.name} exists, and its partitioning ({', '.join(partitioned) or 'not partitioned'}) differs "
-                "from partition_by. Correct partition_by, or leave it out: Delta Lake can't change it, only build the "
-                "table anew (docs/change-a-table.md)."
-            )
-        clustered = self.clustering()
-        if section.cluster_by and clustered != section.cluster_by:
-            raise TableError(
-                f"{self.name} exists, and its clustering ({', '.join(clustered) or 'not clustered'}) differs from "
-                "cluster_by. Correct cluster_by, leave it out, or change the table (ALTER TABLE … CLUSTER BY)."
-            )
-        for column in self.columns():
-            if column.name in partitioned and isinstance(column.type, T.BinaryType):
-                raise TableError(
-                    f"{self.name} is partitioned by {column.name}, which is binary. Delta writes its values as text, "
-                    "and not all bytes are text. Partition by another column."
-                )
-            if column.name in section.key and isinstance(column.type, T.FloatType | T.DoubleType):
-                raise TableError(
-                    f"{self.name}: key column {column.name} is floating-point, and NaN and -0.0 tell no rows apart. "
-                    "Use decimal or string."
-                )
-
-    def clustering(self) -> list[str]:
-        """The columns by which the table is clustered (PROTOCOL.md, "Clustered Table")."""
-        text = self._snapshot.domains.get("delta.clustering")
-        physical = [".".join(path) for path in json.loads(text)["clusteringColumns"]] if text is not None else []
-        names = {column.physical_name: column.name for column in self.spec.columns}
-        return [names.get(name, name) for name in physical]
-
-    def not_followed(self) -> Iterator[str]:
-        yield from PROPERTIES.ignored(self._snapshot.metadata.configuration)
-
-    # -- the position
-
-    def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
-        text = self.property(f"{prefix}.position")
-        if text is None:
-            return None
-        found = self._position_at(self._snapshot, prefix, newest_if_in_doubt=newest_if_in_doubt)
-        if found is None:
-            return None
-        position, state = found
-        newest = json.loads(text)["operation"]
-        self._restored.pop(prefix, None)
-        if position.operation != newest:
-            self._restored[prefix] = newest, {key: value for key, value in state.items() if key in OF_POSITION}
-        return position
-
-    def _position_at(
-        self, snapshot: Snapshot, prefix: str, *, newest_if_in_doubt: bool
-    ) -> tuple[StoredPosition, dict[str, str]] | None:
-        """The position in a snapshot, and the sink's state that was stored with it."""
-        state: dict[str, str] = json.loads(snapshot.domains.get(prefix, "{}"))
-        if "position" not in state:
-            if newest_if_in_doubt:
-                return None
-            raise TableError(
-                f"{self.name} was restored to version {snapshot.version}, before this sink's first commit. To read the "
-                "source again from the start, use rowdelta reset (see docs/operations.md, Reset)."
-            )
-        stored = json.loads(state["position"])
-        same_table = stored.get("table", snapshot.metadata.table_id) == self._snapshot.metadata.table_id
-        after, until = int(stored["after"]), snapshot.version
-        committed, restored = self._since(stored["operation"], after, until, gives_up=newest_if_in_doubt)
-        if not same_table or (restored is not None and restored.info.get("operation") == CLONE):
-            if newest_if_in_doubt:
-                return None
-            raise TableError(
-                f"{self.name} was replaced by another table since this sink's last commit (CREATE OR REPLACE TABLE, or "
-                "CLONE). To read the source again from the start, use rowdelta reset (see docs/operations.md, "
-                "Reset)."
-            )
-        trusted = newest_if_in_doubt or self.property(f"{prefix}.not-rolled-back") == stored["operation"]
-        if restored is not None:
-            try:
-                earlier = self.log.snapshot_at(self.restored_version(restored))
-            except TableError:  # the log has no longer what that version is made of
-                if newest_if_in_doubt:
-                    return None
-                raise
-            return self._position_at(earlier, prefix, newest_if_in_doubt=newest_if_in_doubt)
-        if committed is None and not trusted and not self._has_files_of(stored["operation"], snapshot):
-            raise TableError(
-                f"{self.name}: the log no longer has the version of this sink's last commit, so nothing tells whether "
-                "the table was restored to an earlier version since. If it was not, set the table property "
-                f"'{prefix}.not-rolled-back' to '{stored['operation']}', and start again. If it was, use "
-                "rowdelta reset to read the source again from the start (see docs/operations.md, Reset)."
-            )
-        index, last = stored.get("index"), committed
-        newer = json.loads(state.get("index", "{}"))
-        if newer.get("operation") == stored["operation"]:
-            index = newer["index"]
-            last = self._since(newer["commit"], int(newer["after"]), until, gives_up=newest_if_in_doubt)[0]
-        position = StoredPosition(
-            stored["position"], stored["operation"], committed, index if last is not None else None, last
-        )
-        return position, state
-
-    def _since(self, operation: str, after: int, until: int, *, gives_up: bool) -> tuple[int | None, Commit | None]:
-        """The version that an operation made after the version `after`, and the last RESTORE or CLONE that followed it
-        up to the version `until`.
-
-        :param gives_up: if there are thousands of commits, only the first ones are read, and nothing is said about a
-            RESTORE.
-        """
-        known, checked = self._made_by.get(operation, (None, after))
-        if known is not None and checked >= until:
-            return known, None
-        commits: Sequence[Commit] | None = self._live.commits_since(checked)
-        if commits is None and gives_up:
-            return self._made_soon(operation, after, until) if known is None else known, None
-        if commits is None:
-            commits = self.log.commits(checked + 1, until, with_actions=False)
-        if commits is None:  # log clean-up has deleted some, and one of them may have been a RESTORE
-            return None, None
-        made, restored = made_and_taken_back((c for c in commits if c.version <= until), operation)
-        made = known if made is None else made
-        if made is not None and restored is None:
-            self._made_by[operation] = made, until
-        return made, restored
-
-    def _made_soon(self, operation: str, after: int, until: int) -> int | None:
-        """The version that an operation made, if it is one of the first after the version `after`."""
-        commits = self.log.commits(after + 1, min(until, after + _FIRST), with_actions=False) or ()
-        made, _ = made_and_taken_back(commits, operation)
-        if made is not None:
-            self._made_by[operation] = made, made
-        return made
-
-    def _has_files_of(self, operation: str, snapshot: Snapshot) -> bool:
-        """Whether a file is live that the sink's commit added, or to which rows were moved after it. Then the table
-        wasn't taken back to before it.
-        """
-        tags = (add.get("tags") or {} for add in self.live.values())
-        return snapshot.version == self._snapshot.version and any(
-            operation in (found.get(WRITER), found.get(VECTOR), found.get(POSITION)) for found in tags
-        )
-
-    def restored_version(self, commit: Commit) -> int:
-        """The version to which a RESTORE took the table."""
-        parameters = commit.info.get("operationParameters", {})
-        version = parameters.get("version")
-        if version not in (None, "null"):
-            return int(version)
-        found = self._version_restored_at(commit, parameters.get("timestamp"))
-        if found is None:
-            raise TableError(
-                f"{self.name}: version {commit.version} of the log is a RESTORE that doesn't say to which version. Say "
-                "it: RESTORE TABLE … TO VERSION AS OF the same one. Or use rowdelta reset to read the source "
-                "again from the start (see docs/operations.md, Reset)."
-            )
-        return found
-
-    def _version_restored_at(self, commit: Commit, moment: str | None) -> int | None:
-        """The version that a RESTORE to a time took. The time is a text without a zone, so the version is taken only if
-        the table had the same files and vectors then as after the RESTORE.
-        """
-        at = self.spark.range(1).select(F.unix_millis(F.try_to_timestamp(F.lit(moment)))).collect()[0][0]
-        found = None if at is None else self.log.version_at(int(at))
-        if found is None or found >= commit.version:
-            return None
-        return found if self._files_at(found) == self._files_at(commit.version) else None
-
-    def _files_at(self, version: int) -> set[tuple[str, str]]:
-        """Path and vector of each file that was live."""
-        adds = self.log.live_files(version)
-        return {(add["path"], json.dumps(add.get("deletionVector"), sort_keys=True)) for add in adds}
-
-    # -- changes of its columns
 
     def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> None:
         struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))
@@ -447,8 +122,6 @@ class DeltaTable(Target):
         except CommitRefusedError as error:
             log.info("%s: others committed while its columns were changed: %s", self.name, error)
         self.refresh()
-
-    # -- what others need
 
     def committer(self, *, newest_if_in_doubt: bool = False) -> DeltaCommitter:
         return DeltaCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
@@ -482,11 +155,6 @@ class DeltaTable(Target):
         counts = amounts({"added or changed file": len(files), "removed file": len(gone)})
         log.info("%s: %s by others: %s; catching up", self.name, amount(len(foreign), "commit"), counts)
         return TableChanges(files, gone)
-
-    def _commits_since(self, base: int) -> list[Commit] | None:
-        """Commits after a version up to the one that is known here. The log may have newer ones already."""
-        commits = self._live.commits_since(base)
-        return None if commits is None else [commit for commit in commits if commit.version <= self._snapshot.version]
 
     def live_files(self) -> Iterator[LiveFile]:
         return (self._live_file(path, add) for path, add in self.live.items())
@@ -691,27 +359,6 @@ def _last_actions(commits: Sequence[Commit]) -> dict[str, str]:
             kinds[path] = "add" if "add" in (kind, kinds.get(path)) else kind
         last |= kinds
     return last
-
-
-_IGNORES_RETENTION = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
-"""With its default, Delta 4 ignores the time in the statement, and goes by the table's property alone."""
-_SHORTEST_RETENTION = timedelta(days=7)
-"""Delta's default of `delta.deletedFileRetentionDuration`. A commit may take long, and a table may say less."""
-_CHECKPOINT_EVERY = 10
-"""Versions from one checkpoint to the next, unless the table's own interval is shorter. It is Delta's default."""
-_CHECKPOINT_EVERY_AT_MOST = 200
-_CHECKPOINT_PAUSE = 10
-"""A checkpoint names all files that were removed in the last week. With a commit each second it takes seconds, and the
-next would be due as soon as it is written. So none is written for ten times as long, but for so many versions.
-"""
-_OF_A_TASK, _MOST_TASKS = 15_000, 200
-"""A task makes the state of so many actions of the log, in a quarter of a second."""
-_LATEST = 20
-"""In so many commits `upkeep` looks for a rewrite."""
-_FIRST = 20
-"""A commit has so many others before it at most since it was begun, unless there is a crowd."""
-_MOST_KNOWN = 1000
-"""So many commits of the sink are remembered with their versions."""
 
 
 class _Checkpoint(Thread):

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -19,10 +19,8 @@ from deltawriters.keyindex import IndexedFile
 from sink.spark import versions as spark_versions
 from sink.targets.base import LiveFile, TableChanges
 from sink.targets.iceberg.compaction import COMPACTION
+from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
 
 log = logging.getLogger("rowdelta")
 
@@ -37,7 +35,7 @@ class Changes:
     :param base: id of the snapshot. It may have expired, since its child still names it.
     """
 
-    def __init__(self, table: "IcebergTable", base: int | None) -> None:
+    def __init__(self, table: JavaTable, base: int | None) -> None:
         self._table = table
         self._base = base
 
@@ -133,15 +131,13 @@ class Changes:
             return found, False
 
 
-def live_files(table: "IcebergTable") -> Iterator[LiveFile]:
+def live_files(table: JavaTable) -> Iterator[LiveFile]:
     """The data files of the current snapshot, with the files that delete their rows."""
     return _planned(table, table.java.newScan()) if table.snapshot_id() is not None else iter(())
 
 
 @contextmanager
-def rows_of(
-    table: "IcebergTable", files: Sequence[LiveFile]
-) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
+def rows_of(table: JavaTable, files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
     """See `Target.rows_of`. On Spark 4.1 the whole table is read, and rows of other files are left out."""
     paths = [file.path for file in files]
     if not spark_versions.installed().known.reads_scan_tasks:
@@ -164,11 +160,11 @@ def rows_of(
         manager.removeTasks(table.java, name)
 
 
-def _planned(table: "IcebergTable", plan: JavaObject) -> Iterator[LiveFile]:
+def _planned(table: JavaTable, plan: JavaObject) -> Iterator[LiveFile]:
     return (_described_scan(table, scan) for scan in table.elements(plan.planFiles()))
 
 
-def _described_scan(table: "IcebergTable", scan: JavaObject) -> LiveFile:
+def _described_scan(table: JavaTable, scan: JavaObject) -> LiveFile:
     data = table.described(scan.file())
     vector, parquet, others = None, [], []
     for delete in table.elements(scan.deletes()):
@@ -181,7 +177,7 @@ def _described_scan(table: "IcebergTable", scan: JavaObject) -> LiveFile:
     return LiveFile(indexed(table, data), vector, tuple(parquet), (scan, tuple(others)))
 
 
-def indexed(table: "IcebergTable", data: Mapping[str, Any]) -> IndexedFile:
+def indexed(table: JavaTable, data: Mapping[str, Any]) -> IndexedFile:
     """A data file as the key index stores it.
 
     :param data: the file as `ContentFileParser` JSON.

@@ -12,7 +12,7 @@ import logging
 import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 from uuid import uuid4
 
 import pyarrow as pa
@@ -31,11 +31,9 @@ from sink.targets.base import (
     TableChangedError,
 )
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
+from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.state import Layout
 from sink.targets.retries import Retries
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
 
 log = logging.getLogger("rowdelta")
 
@@ -69,7 +67,7 @@ class _Staged:
 class IcebergCommitter(Committer):
     """Commits row deltas and rewrites to one table."""
 
-    def __init__(self, table: "IcebergTable", *, newest_if_in_doubt: bool = False) -> None:
+    def __init__(self, table: JavaTable, *, newest_if_in_doubt: bool = False) -> None:
         super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
         self._table = table
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
@@ -294,7 +292,7 @@ class IcebergCommitter(Committer):
 
     def settle(self, prefix: str) -> None:
         """Store the sequence number of the snapshot that has the sink's position, if the position has another one. When
-        Iceberg itself tries again, it gives the snapshot another number. `IcebergTable.position` needs the right one.
+        Iceberg itself tries again, it gives the snapshot another number. `JavaTable.position` needs the right one.
 
         The position itself isn't written again, since another run may have stored a newer one.
         """

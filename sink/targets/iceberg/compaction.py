@@ -10,7 +10,7 @@ import logging
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 
@@ -18,9 +18,7 @@ from changelog.amounts import amount, sized
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.base import Compacted, CompactionFailedError, CompactionLimits
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.java_table import JavaTable
 
 log = logging.getLogger("rowdelta")
 
@@ -28,12 +26,12 @@ COMPACTION = "rowdelta.compaction"
 """Key in the summary of a snapshot that Iceberg made for a compaction of this module."""
 
 
-def _procedure(table: "IcebergTable") -> JavaObject:
+def _procedure(table: JavaTable) -> JavaObject:
     actions = table.iceberg.spark.actions.SparkActions.get(table.spark._jsparkSession)
     return actions.rewriteDataFiles(table.java).snapshotProperty(COMPACTION, "true")
 
 
-def _compacted(table: "IcebergTable", result: JavaObject, started: float) -> Compacted:
+def _compacted(table: JavaTable, result: JavaObject, started: float) -> Compacted:
     removed = int(result.removedDeleteFilesCount())
     log.info(
         "%s: compacted %s into %d%s | %s | %d ms",
@@ -70,7 +68,7 @@ class _Due:
         return (self.opened - self.new) * count // max(1, len(self.sizes))
 
 
-def compacted(table: "IcebergTable", limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
+def compacted(table: JavaTable, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
     """See `Target.compact`. Delete files that no longer apply to anything aren't looked for: Iceberg's own procedure
     for that would drop deletes that reach into all partitions, and the stream may write some meanwhile.
     """

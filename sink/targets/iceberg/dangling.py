@@ -16,15 +16,12 @@ rollback brings old data files back: so the commit must be validated from the sn
 import logging
 from collections.abc import Iterable, Iterator
 from contextlib import closing
-from typing import TYPE_CHECKING
 
 from py4j.java_gateway import JavaObject
 
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.java_table import JavaTable
 
 log = logging.getLogger("rowdelta")
 
@@ -34,7 +31,7 @@ _MOST_MANIFESTS = 500
 """Likewise. Each is a request to the store."""
 
 
-def dangling_deletes(table: "IcebergTable") -> list[JavaObject]:
+def dangling_deletes(table: JavaTable) -> list[JavaObject]:
     """See `Target.dangling_deletes`."""
     last = table.current_snapshot()
     if last is None or last.summary.get("total-delete-files") == "0":
@@ -67,7 +64,7 @@ def dangling_deletes(table: "IcebergTable") -> list[JavaObject]:
 class _Live:
     """The live data files that manifests list."""
 
-    def __init__(self, table: "IcebergTable", manifests: Iterable[JavaObject]) -> None:
+    def __init__(self, table: JavaTable, manifests: Iterable[JavaObject]) -> None:
         self._table = table
         self._paths = set[str]()
         self._oldest: dict[tuple[int, str], int] = {}

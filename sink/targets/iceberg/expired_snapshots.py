@@ -11,9 +11,9 @@ from functools import cached_property
 from py4j.java_gateway import JavaObject
 
 from sink.spark.java_errors import JAVA_ERRORS, java_class
+from sink.targets.iceberg.bridge import Bridge
 from sink.targets.iceberg.errors import table_error
-from sink.targets.iceberg.state import Snapshot
-from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.snapshots import Snapshot
 
 
 class ExpiredSnapshots:
@@ -22,7 +22,7 @@ class ExpiredSnapshots:
     :param table: the table, as it is now.
     """
 
-    def __init__(self, table: IcebergTable) -> None:
+    def __init__(self, table: Bridge) -> None:
         self._table = table
         self._files: dict[str, dict[int, Snapshot]] = {}
         self._found: dict[int, Snapshot] = {}

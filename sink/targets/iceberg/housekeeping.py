@@ -9,7 +9,6 @@ from contextlib import suppress
 from datetime import timedelta
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame
@@ -17,11 +16,9 @@ from pyspark.sql import DataFrame
 from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
+from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.locations import in_one_form, in_pattern
 from sink.targets.own_state import orphans_reach
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
 
 log = logging.getLogger("rowdelta")
 
@@ -34,7 +31,7 @@ _MAX_AGE, _MIN_SNAPSHOTS = "history.expire.max-snapshot-age-ms", "history.expire
 """The table's own wishes. The larger of these and the configuration's count."""
 
 
-def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> int:
+def expired(table: JavaTable, older_than: timedelta, retain_last: int, keep: int | None) -> int:
     """See `Target.expire`. Branches and tags keep what they need by rules of their own (`ExpireSnapshots`).
 
     Spark's procedure compares the files of what stays with those of what goes. `Table.expireSnapshots` alone would
@@ -55,7 +52,7 @@ def expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     return deleted
 
 
-def _deleted(table: "IcebergTable", paths: Iterator[str]) -> tuple[int, int]:
+def _deleted(table: JavaTable, paths: Iterator[str]) -> tuple[int, int]:
     """Delete files that only old snapshots had.
 
     :return: how many were deleted, and how many stay since they aren't in the table's own folders.
@@ -69,7 +66,7 @@ def _deleted(table: "IcebergTable", paths: Iterator[str]) -> tuple[int, int]:
     return deleted, kept
 
 
-def has_expired(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> bool:
+def has_expired(table: JavaTable, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
     """See `Target.has_old_states`. Spark's procedure takes seconds to find out."""
     before, retain_last = _limits(table, older_than, retain_last, keep)
     snapshots = table.as_list(table.java.snapshots())  # the oldest first
@@ -85,7 +82,7 @@ def has_expired(table: "IcebergTable", older_than: timedelta, retain_last: int, 
     return False
 
 
-def _limits(table: "IcebergTable", older_than: timedelta, retain_last: int, keep: int | None) -> tuple[int, int]:
+def _limits(table: JavaTable, older_than: timedelta, retain_last: int, keep: int | None) -> tuple[int, int]:
     """Snapshots before a time (-1 if none may go) are removed, except so many of the newest."""
     age = max(int(older_than.total_seconds() * 1000), int(table.property(_MAX_AGE) or 0))
     retain_last = max(retain_last, int(table.property(_MIN_SNAPSHOTS) or 1))
@@ -104,7 +101,7 @@ def _limits(table: "IcebergTable", older_than: timedelta, retain_last: int, keep
     return before, retain_last
 
 
-def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bool) -> list[str]:
+def orphans_removed(table: JavaTable, older_than: timedelta, *, dry_run: bool) -> list[str]:
     """See `Target.remove_orphans`. Only in the folders in which Iceberg writes by default: another table may be inside
     the table's folder, such as one of a namespace of its name.
     """
@@ -133,7 +130,7 @@ def orphans_removed(table: "IcebergTable", older_than: timedelta, *, dry_run: bo
     return found
 
 
-def stored_at(table: "IcebergTable") -> int:
+def stored_at(table: JavaTable) -> int:
     """See `Target.stored_at`."""
     location = table.java.operations().current().metadataFileLocation()
     if location is None:  # the catalog keeps it elsewhere
@@ -142,12 +139,12 @@ def stored_at(table: "IcebergTable") -> int:
     return int(file_system.getFileStatus(path).getModificationTime())
 
 
-def _keeps_all(table: "IcebergTable") -> bool:
+def _keeps_all(table: JavaTable) -> bool:
     """Whether nothing may be deleted, since the files may be another table's too."""
     return (table.property(_GC) or "true").lower() == "false"
 
 
-def _other_table(table: "IcebergTable") -> str | None:
+def _other_table(table: JavaTable) -> str | None:
     """A metadata file of another table in the table's own folders, if there is one. After a rename, or a DROP without
     PURGE, catalogs may give a new table the old one's folder.
     """
@@ -172,7 +169,7 @@ def _other_table(table: "IcebergTable") -> str | None:
             readers.shutdown(wait=False, cancel_futures=True)
 
 
-def _uuid(table: "IcebergTable", path: str) -> str:
+def _uuid(table: JavaTable, path: str) -> str:
     """The UUID in a metadata file. Iceberg writes it in the first line; what follows may be megabytes."""
     with suppress(OSError), table.spec.io.new_input(path).open() as file:
         found = _UUID.search(file.read(_HEAD))
@@ -181,14 +178,14 @@ def _uuid(table: "IcebergTable", path: str) -> str:
     return str(table.iceberg.TableMetadataParser.read(table.java.io(), path).uuid())
 
 
-def _glob(table: "IcebergTable", pattern: str) -> Iterator[str]:
+def _glob(table: JavaTable, pattern: str) -> Iterator[str]:
     """Paths of what matches below the table's folder."""
     path, file_system = _on_storage(table, f"{in_pattern(table.spec.location)}/{pattern}")
     for status in file_system.globStatus(path) or ():
         yield str(status.getPath().toString())
 
 
-def _own_folders(table: "IcebergTable") -> Iterator[str]:
+def _own_folders(table: JavaTable) -> Iterator[str]:
     """Those of the table's folders that exist."""
     for name in ("data", "metadata"):
         folder = f"{table.spec.location.rstrip('/')}/{name}"
@@ -197,17 +194,17 @@ def _own_folders(table: "IcebergTable") -> Iterator[str]:
             yield folder
 
 
-def _on_storage(table: "IcebergTable", location: str) -> tuple[JavaObject, JavaObject]:
+def _on_storage(table: JavaTable, location: str) -> tuple[JavaObject, JavaObject]:
     """A path, or a pattern of paths, and the file system that has it, both Hadoop's."""
     path = table.jvm.org.apache.hadoop.fs.Path(location)
     return path, path.getFileSystem(table.spark._jsc.hadoopConfiguration())
 
 
-def _actions(table: "IcebergTable") -> JavaObject:
+def _actions(table: JavaTable) -> JavaObject:
     return table.iceberg.spark.actions.SparkActions.get(table.spark._jsparkSession)
 
 
-def _nothing(table: "IcebergTable") -> JavaObject:
+def _nothing(table: JavaTable) -> JavaObject:
     """A Java `Consumer` that does nothing: it adds to a list that nobody reads."""
     lang = table.jvm.java.lang
     takes = lang.invoke.MethodType.methodType(lang.Boolean.TYPE, lang.Class.forName("java.lang.Object"))

@@ -19,7 +19,8 @@ from urllib.parse import quote
 from sink.config import Config, PartitionField, TableSection
 from sink.config.local_paths import local_path
 from sink.errors import NeedsSparkError
-from sink.targets.iceberg.state import IcebergState, Snapshot, stored, written_properties
+from sink.targets.iceberg.snapshots import Snapshot
+from sink.targets.iceberg.state import IcebergState, stored, written_properties
 
 if TYPE_CHECKING:
     from pyspark.sql import types as T

@@ -7,7 +7,6 @@ Vectors"; Puffin spec, `deletion-vector-v1` blob).
 
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from typing import TYPE_CHECKING
 from uuid import uuid4
 
 import numpy as np
@@ -24,14 +23,11 @@ from deltawriters.deletes import FLUSH_THRESHOLD, Deletes
 from deltawriters.old_rows import DeleteGroup
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.resolve import delete_rows
-from deltawriters.table import FileFactory
+from deltawriters.table import FileFactory, TableSpec
 from deltawriters.vectors import bitmap, positions_of
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.puffin import POS_ID, write_deletion_vectors
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.writers import IcebergTableSpec
 
 FILE_PATH_ID = 2147483546
 _AT_ONCE = 8
@@ -56,14 +52,21 @@ _ARROW_SCHEMA = pa.schema(
 class PositionDeletes(Deletes):
     """Collects positions in the data files of `files`, and writes them as delete files of the table's format version.
 
+    :param format_version: of the table.
     :param files: the data files whose numbers `delete` takes.
     :param flush_threshold: most positions of a v2 delete file, and those that are held at once.
     """
 
     def __init__(
-        self, table: "IcebergTableSpec", factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD
+        self,
+        table: TableSpec,
+        format_version: int,
+        factory: FileFactory,
+        files: DataFiles,
+        flush_threshold: int = FLUSH_THRESHOLD,
     ) -> None:
         self._table = table
+        self._format_version = format_version
         self._factory = factory
         self._files = files
         self._flush_threshold = flush_threshold
@@ -74,11 +77,11 @@ class PositionDeletes(Deletes):
     def delete(self, file: Ints, pos: Ints) -> None:
         while len(file):
             # a data file may have only one deletion vector, so in v3 the task writes nothing until it knows all rows
-            room = len(file) if self._table.format_version >= 3 else self._flush_threshold - self._pending_count
+            room = len(file) if self._format_version >= 3 else self._flush_threshold - self._pending_count
             self._pending.append((file[:room], pos[:room]))
             self._pending_count += len(file[:room])
             file, pos = file[room:], pos[room:]
-            if self._table.format_version < 3 and self._pending_count >= self._flush_threshold:
+            if self._format_version < 3 and self._pending_count >= self._flush_threshold:
                 self._flush()
 
     def close(self, data_files: list[ContentFile]) -> list[ContentFile]:
@@ -91,7 +94,7 @@ class PositionDeletes(Deletes):
         file = np.concatenate([f for f, _ in self._pending])
         pos = np.concatenate([p for _, p in self._pending])
         self._pending, self._pending_count = [], 0
-        if self._table.format_version >= 3:
+        if self._format_version >= 3:
             self._done.extend(self._write_vectors(file, pos))
         else:
             self._done.extend(self._write_parquet(file, pos))
@@ -151,9 +154,7 @@ class PositionDeletes(Deletes):
         yield from write_deletion_vectors(self._table.io, path, vectors)
 
 
-def deleted_by_position(
-    name: str, table: "IcebergTableSpec", group: DeleteGroup[None], created: list[str]
-) -> list[ContentFile]:
+def deleted_by_position(name: str, table: TableSpec, group: DeleteGroup[None], created: list[str]) -> list[ContentFile]:
     """Write the position delete files of a group of data files (v2).
 
     :param name: beginning of the files' names.

@@ -4,7 +4,7 @@ import json
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from itertools import pairwise
 from random import randrange, sample
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 
@@ -13,17 +13,14 @@ from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.base import AppliedDeletes, EqualityDeleted, MergedDeletes, Rewritable
 from sink.targets.iceberg.changes import indexed
+from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
-
 
 _MOST_FILES = 20_000
 """More files aren't looked at at once: each takes a tenth of a millisecond in which micro-batches wait."""
 
 
-def rewritables(table: "IcebergTable") -> Iterator[list[Rewritable]]:
+def rewritables(table: JavaTable) -> Iterator[list[Rewritable]]:
     """See `Target.rewritables`."""
     try:
         all_scans = table.current_scans()
@@ -51,7 +48,7 @@ def _parts(size: int) -> list[tuple[int, int]]:
 
 
 def _rewritable(
-    table: "IcebergTable",
+    table: JavaTable,
     scan: Mapping[str, Any],
     sequence_number: int,
     applied: Mapping[str, int],
@@ -105,7 +102,7 @@ def _is_mergeable(spec: IcebergTableSpec, delete: Mapping[str, Any]) -> bool:
     return spec.format_version < 3 and delete["file-format"].upper() == "PARQUET"
 
 
-def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObject]:
+def handles(table: JavaTable, paths: Collection[str]) -> Sequence[JavaObject]:
     """See `Target.handles`. Vectors aren't among what is returned: the key index knows them."""
     scans, wanted = table.current_scans(), set(paths)
     found = list[JavaObject]()
@@ -119,7 +116,7 @@ def handles(table: "IcebergTable", paths: Collection[str]) -> Sequence[JavaObjec
 
 
 def merged_deletes(
-    table: "IcebergTable", paths: Collection[str], data_files: Collection[str], files: Sequence[str]
+    table: JavaTable, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
 ) -> MergedDeletes | None:
     """See `Target.merged_deletes`."""
     scans = table.current_scans()
@@ -141,7 +138,7 @@ def merged_deletes(
     )
 
 
-def equality_deleted(table: "IcebergTable") -> EqualityDeleted | None:
+def equality_deleted(table: JavaTable) -> EqualityDeleted | None:
     """See `Target.equality_deletes`. The delete files come from the manifests: a scan doesn't have those that apply to
     no data file, such as the first one of a partition, and some engines refuse a table for such a file too.
     """

@@ -6,7 +6,7 @@ import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 
@@ -15,11 +15,9 @@ from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
 from sink.targets.base import Mergeable, MergeCandidates
+from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.notes import MINOR, REWRITE, SINK_ID
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
 
 _MOST_KNOWN = 1000
 """The files of this many snapshots are remembered. A minor compaction never looks back so far."""
@@ -52,7 +50,7 @@ class _By(Enum):
 class SmallFiles:
     """The small files of one table. What is known of snapshots is kept for the next search."""
 
-    def __init__(self, table: "IcebergTable") -> None:
+    def __init__(self, table: JavaTable) -> None:
         self._table = table
         self._known: dict[int, _Seen] = {}
         self._known_as: object = None
@@ -84,7 +82,7 @@ class _Search:
 
     def __init__(
         self,
-        table: "IcebergTable",
+        table: JavaTable,
         spec: IcebergTableSpec,
         prefix: str,
         known: dict[int, _Seen],

@@ -1,7 +1,7 @@
 """An Iceberg table's state: where the sink's position is, also after a rollback, and whether the sink can write it.
 
-Either Iceberg's Java library reads the state (`sink.targets.iceberg.table`), or the sink itself, from the metadata's
-JSON (`sink.targets.iceberg.metadata`).
+Either Iceberg's Java library reads the state (`sink.targets.iceberg.java_table`), or the sink itself, from the
+metadata's JSON (`sink.targets.iceberg.metadata`).
 """
 
 import json
@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 from changelog.amounts import amounts
 from sink.errors import TableError
 from sink.targets.base import NO_FLOATS, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
+from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES
 from sink.targets.locations import check_location
 from sink.targets.notes import REWRITE
@@ -45,35 +46,6 @@ def stored(properties: Mapping[str, str], part: str) -> dict[str, str]:
 def written_properties(properties: Mapping[str, str]) -> tuple[tuple[str, str], ...]:
     """The properties by which the table is written, sorted: all but those that the sink sets."""
     return tuple(sorted((name, value) for name, value in properties.items() if not name.startswith(_OWN)))
-
-
-@dataclass(frozen=True)
-class Snapshot:
-    """One snapshot of a table.
-
-    :param timestamp_ms: milliseconds since 1970.
-    :param summary: counts of what it added and removed, and notes of its author.
-    :param manifest_list: path of the list of its manifests. Empty if it names them otherwise, as in version 1.
-    """
-
-    snapshot_id: int
-    parent_id: int | None
-    sequence_number: int
-    timestamp_ms: int
-    summary: Mapping[str, str]
-    manifest_list: str = ""
-
-    @classmethod
-    def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
-        """From the table's metadata (Iceberg spec, Snapshots)."""
-        return cls(
-            snapshot_id=int(described["snapshot-id"]),
-            parent_id=described.get("parent-snapshot-id"),
-            sequence_number=int(described.get("sequence-number", 0)),
-            timestamp_ms=int(described["timestamp-ms"]),
-            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
-            manifest_list=described.get("manifest-list", ""),
-        )
 
 
 @dataclass(frozen=True)

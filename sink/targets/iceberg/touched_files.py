@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Collection
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 
@@ -10,12 +10,10 @@ from deltawriters.content import TouchedFile
 from deltawriters.keyindex.versions import IndexLostError
 from sink.targets.base import TouchedFiles
 from sink.targets.iceberg.changes import deleted_from, indexed
-
-if TYPE_CHECKING:
-    from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.java_table import JavaTable
 
 
-def touched_files(table: "IcebergTable", paths: Collection[str]) -> TouchedFiles:
+def touched_files(table: JavaTable, paths: Collection[str]) -> TouchedFiles:
     """See `Target.touched_files`."""
     scans = table.as_list(table.java.newScan().useSnapshot(table.snapshot_id()).planFiles())
     live = table.scanned_paths(scans)
@@ -57,7 +55,7 @@ def touched_files(table: "IcebergTable", paths: Collection[str]) -> TouchedFiles
     return TouchedFiles(files, handles, [*vectors, *dangling], len(live))
 
 
-def _is_dangling(table: "IcebergTable", deletes: dict[str, Any], staying: set[str]) -> bool:
+def _is_dangling(table: JavaTable, deletes: dict[str, Any], staying: set[str]) -> bool:
     """Whether a position delete file applies to no data file that stays."""
     if "referenced-data-file" in deletes:
         return deletes["referenced-data-file"] not in staying

@@ -166,10 +166,11 @@ class IcebergTableSpec(TableSpec):
         return content_file(FileContent.DATA, path, partition, facts.rows, facts.size_in_bytes, metrics)
 
     def deletes(self, factory: FileFactory, files: DataFiles, flush_threshold: int = FLUSH_THRESHOLD) -> Deletes:
-        return PositionDeletes(self, factory, files, flush_threshold)
+        return PositionDeletes(self, self.format_version, factory, files, flush_threshold)
 
     def key_deletes(self, factory: FileFactory, key: tuple[str, ...]) -> KeyDeletes:
-        return EqualityDeletes(self, factory, key)
+        fields = [self.iceberg_schema.find_field(name) for name in key]
+        return EqualityDeletes(self, factory, fields, self.unpartitioned_spec_id, self.properties_by_name)
 
     @cached_property
     def of_moved_rows(self) -> "IcebergTableSpec":

@@ -1,0 +1,34 @@
+"""A snapshot of an Iceberg table, as its metadata has it."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class Snapshot:
+    """One snapshot of a table.
+
+    :param timestamp_ms: milliseconds since 1970.
+    :param summary: counts of what it added and removed, and notes of its author.
+    :param manifest_list: path of the list of its manifests. Empty if it names them otherwise, as in version 1.
+    """
+
+    snapshot_id: int
+    parent_id: int | None
+    sequence_number: int
+    timestamp_ms: int
+    summary: Mapping[str, str]
+    manifest_list: str = ""
+
+    @classmethod
+    def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
+        """From the table's metadata (Iceberg spec, Snapshots)."""
+        return cls(
+            snapshot_id=int(described["snapshot-id"]),
+            parent_id=described.get("parent-snapshot-id"),
+            sequence_number=int(described.get("sequence-number", 0)),
+            timestamp_ms=int(described["timestamp-ms"]),
+            summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
+            manifest_list=described.get("manifest-list", ""),
+        )
