@@ -8,7 +8,7 @@ micro-batch waits for it only while it commits (`Member.turn`), and a job that e
 import logging
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -22,7 +22,7 @@ from changelog.amounts import amount
 from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
-from sink.deadletters.upkeep import Upkeep, open_upkeep
+from sink.deadletters.upkeep import open_upkeep
 from sink.errors import RowdeltaError, TableGoneError, summary
 from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
@@ -32,6 +32,9 @@ from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.base import CommitUnknownError, CompactionFailedError, CompactionLimits
 
 log = logging.getLogger("rowdelta")
+
+_ERRORS = (RowdeltaError, PySparkException, Py4JError, OSError)
+"""What may come of the table, its catalog or its store."""
 
 SECONDS = 5.0
 """Between two looks at all tables."""
@@ -76,29 +79,6 @@ class _Table:
     cleaned_at: float = float("-inf")
 
 
-@dataclass(frozen=True)
-class _Look:
-    """The last look at the dead-letter table.
-
-    :param at: when it was (`time.monotonic`).
-    :param commits: how many commits of this run the table had at the last one that worked.
-    """
-
-    at: float = float("-inf")
-    commits: int = 0
-
-    def is_due(self, commits: int, now: float, *, is_last: bool) -> bool:
-        """Whether it is time for the next one.
-
-        :param is_last: the job ends after it.
-        """
-        return commits > self.commits and (is_last or now >= self.at + _LOOK_EVERY)
-
-    def then(self, commits: int, now: float, *, worked: bool) -> "_Look":
-        """The next one. After one that failed, another one is due although nothing is new."""
-        return _Look(now, commits if worked else self.commits)
-
-
 class Maintenance:
     """The thread that looks after a job's tables."""
 
@@ -112,7 +92,10 @@ class Maintenance:
         self._attended_at: dict[str, float] = {}
         self._failed_at: dict[str, float] = {}
         self._known: dict[str, _Table] = {}
-        self._letters_compacted = self._letters_cleaned = self._letters_tended = _Look()
+        self._letters_at = dict[bool, float]()
+        """When the dead-letter table was looked at last, with the window closed and open."""
+        self._letters_done = 0
+        """How many commits of this run it had when all was done for it."""
         self._thread = threading.Thread(target=self._run, name="rowdelta-maintenance", daemon=True)
 
     def start(self) -> None:
@@ -172,68 +155,62 @@ class Maintenance:
             self._attended_at[member.target] = time.monotonic()
             if time.monotonic() - self._failed_at.get(member.target, float("-inf")) < PAUSE:
                 continue
-            with logs.about(table=member.target):
-                try:
-                    self._attend(member)
-                except CommitUnknownError as error:
-                    self._failed_at[member.target] = time.monotonic()
-                    error.is_harmless = True  # whatever came of it, the table has the same rows
-                    self._supervisor.set_aside(member, error)
-                except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
-                    self._failed_at[member.target] = time.monotonic()
-                    if not self._ending.is_set():
-                        log.warning("%s: maintenance failed, tried again later: %s", member.target, summary(error))
-                except Exception:
-                    self._failed_at[member.target] = time.monotonic()  # a mistake here must not end the stream
-                    log.exception("%s: maintenance failed; it is tried again later", member.target)
+            if not self._attempted(member.target, partial(self._attend, member)):
+                self._failed_at[member.target] = time.monotonic()
 
     def _look_after_dead_letters(self) -> None:
         """It is one table for all, with a commit for each micro-batch that has bad records. Without new ones, nothing
         is due.
         """
         letters, now, settings = self._supervisor.dead_letters, time.monotonic(), self._config.maintenance
-        if letters is None:
+        if letters is None or self._ending.is_set():
             return
-        name, commits, is_open = letters.name, letters.commits, settings.is_open(datetime.now(UTC))
-        is_last = self._finishing.is_set()
-        compacts = is_open and bool(settings.budget) and self._letters_compacted.is_due(commits, now, is_last=is_last)
-        cleans = is_open and self._letters_cleaned.is_due(commits, now, is_last=is_last)
-        tends = self._letters_tended.is_due(commits, now, is_last=is_last)
-        if not (compacts or cleans or tends):
+        commits, is_open = letters.commits, settings.is_open(datetime.now(UTC))
+        is_early = now < self._letters_at.get(is_open, float("-inf")) + _LOOK_EVERY and not self._finishing.is_set()
+        if commits <= self._letters_done or is_early:
             return
+        self._letters_at[is_open] = now
+        attend = partial(self._attend_letters, is_open=is_open, compacts=is_open and bool(settings.budget))
+        if self._attempted(letters.name, attend) and is_open:
+            self._letters_done = commits
+
+    def _attend_letters(self, *, is_open: bool, compacts: bool) -> None:
+        upkeep = open_upkeep(self._spark, self._config)
+        if upkeep is None:
+            return
+        steps: list[Callable[[], object]] = [upkeep.compact] if compacts else []
+        if is_open:
+            steps += [upkeep.expire, partial(upkeep.clean, only_due=True)]
+        self._do([*steps, upkeep.tend])
+
+    def _attempted(self, name: str, work: Callable[[], object]) -> bool:
+        """Whether the work for a table could be done. If it failed, that is only logged."""
         with logs.about(table=name):
-            found = list[Upkeep | None]()
-            worked = self._attempted(name, lambda: found.append(open_upkeep(self._spark, self._config)))
-            upkeep = found[0] if worked else None
-
-            def attempted(*steps: Callable[[Upkeep], object]) -> bool:
-                done = [self._attempted(name, partial(step, upkeep)) for step in steps if upkeep is not None]
-                return worked and all(done)
-
-            if compacts:
-                done = attempted(Upkeep.compact)
-                self._letters_compacted = self._letters_compacted.then(commits, now, worked=done)
-            if cleans:
-                done = attempted(Upkeep.expire, partial(Upkeep.clean, only_due=True))
-                self._letters_cleaned = self._letters_cleaned.then(commits, now, worked=done)
-            if tends:
-                done = attempted(Upkeep.tend)
-                self._letters_tended = self._letters_tended.then(commits, now, worked=done)
-
-    def _attempted(self, name: str, step: Callable[[], object]) -> bool:
-        """Whether the step worked. If it failed, that is only logged. If the job ends, nothing is done."""
-        if self._ending.is_set():
-            return False
-        try:
-            step()
-        except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
-            if not self._ending.is_set():
-                log.warning("%s: maintenance failed, tried again later: %s", name, summary(error))
-        except Exception:  # a mistake here must not end the stream
-            log.exception("%s: maintenance failed; it is tried again later", name)
-        else:
-            return True
+            try:
+                work()
+            except _ERRORS as error:
+                if not self._ending.is_set():
+                    log.warning("%s: maintenance failed, tried again later: %s", name, summary(error))
+            except Exception:  # a mistake here must not end the stream
+                log.exception("%s: maintenance failed; it is tried again later", name)
+            else:
+                return True
         return False
+
+    def _do(self, steps: Iterable[Callable[[], object]]) -> None:
+        """Do one step after the other. One that fails doesn't stop the others."""
+        failed: Exception | None = None
+        for step in steps:
+            if self._ending.is_set():
+                return
+            try:
+                step()
+            except (CommitUnknownError, TableGoneError):
+                raise  # with the table, or its state, unknown, no further step may delete anything
+            except _ERRORS as error:
+                failed = failed or error
+        if failed is not None:
+            raise failed
 
     def _attend(self, member: Member) -> None:
         sink = member.sink
@@ -242,17 +219,14 @@ class Maintenance:
         known = self._known.get(member.target)
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
-        failed: Exception | None = None
-        # the last one may take until the window closes; one that fails doesn't stop the others
-        for step in (self._drop, self._expire, self._clean, self._move):
-            try:
-                step(member, known, sink.maintenance)
-            except (CommitUnknownError, TableGoneError):
-                raise  # with the table, or its state, unknown, no further step may delete anything
-            except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
-                failed = failed or error
-        if failed is not None:
-            raise failed
+        # the last one may take until the window closes
+        steps = (self._drop, self._expire, self._clean, self._move)
+        try:
+            self._do(partial(step, member, known, sink.maintenance) for step in steps)
+        except CommitUnknownError as error:
+            self._failed_at[member.target] = time.monotonic()
+            error.is_harmless = True  # whatever came of it, the table has the same rows
+            self._supervisor.set_aside(member, error)
 
     def _move(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Rewrite files, in one of the ways that there are."""

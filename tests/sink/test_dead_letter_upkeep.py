@@ -391,7 +391,7 @@ def test_a_step_that_fails_is_a_warning_and_stops_no_other(
     left = orphan(job)
     monkeypatch.setattr(Upkeep, "expire", fails)
     with looking(spark, config(job, **NOTHING_KEPT, orphans={"every": "0 days"}), monkeypatch):
-        wait_until(lambda: not left.exists())
+        wait_until(lambda: not left.exists() and "the store is away" in caplog.text)
     assert "dead_letters: maintenance failed, tried again later: the store is away" in caplog.text
     assert live_files(job) <= 2
 
