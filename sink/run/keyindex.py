@@ -84,6 +84,43 @@ class Adopted:
     dropped: Sequence[str]
 
 
+@dataclass(frozen=True)
+class Meanwhile:
+    """What others changed after the tasks looked the keys up.
+
+    :param touched: paths of the data files that others wrote, changed or removed. What the tasks have found in them no
+        longer holds.
+    :param rows: the rows in these files that the commit deletes.
+    """
+
+    touched: frozenset[str] = frozenset()
+    rows: tuple[OldRows, ...] = ()
+
+    def followed_by(self, changes: TableChanges, rows: Iterable[OldRows]) -> "Meanwhile":
+        touched = changes.removed | {file.path for file in changes.files}
+        kept = (old for old in self.rows if old.file.path not in touched)
+        return Meanwhile(self.touched | touched, (*kept, *rows))
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """What a commit that is still to come makes of the index.
+
+    :param name: the version's, and the commit's that names it.
+    :param base: the snapshot from which it was made.
+    :param truncates: see `prepare`.
+    :param spent: files in the index's folder that only this commit needed.
+    :param meanwhile: what others have changed since the tasks looked up.
+    """
+
+    name: str
+    base: int | None
+    version: IndexVersion
+    truncates: bool
+    spent: frozenset[str]
+    meanwhile: Meanwhile
+
+
 class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
     results, and after the commit `committed`.
@@ -109,16 +146,10 @@ class KeyIndex:
         self._version: IndexVersion | None = None
         self._base: int | None = None
         self._included: set[int] = set()
-        self._prepared: IndexVersion | None = None
-        self._prepared_name: str | None = None
-        self._prepared_base: int | None = None
-        self._meanwhile = _Meanwhile()
-        self._truncated = False
+        self._prepared: Prepared | None = None
         self._obsolete: list[str] = []
         self._held: list[str] = []
         """Obsolete runs of the pin's state."""
-        self._prepared_truncates = False
-        self._spent: set[str] = set()
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
@@ -208,12 +239,13 @@ class KeyIndex:
 
         :return: None if that isn't enough, and the micro-batch must be written again.
         """
-        before, base = self._synchronized().runs, self._base
+        before, base, refused = self._synchronized().runs, self._base, self._prepared
+        assert refused is not None
         changes = self._catch_up()
         if changes is None or self._base == base:
             return None
-        if self._truncated:  # whatever others did, the commit removes it, and tasks have looked nothing up
-            return self._prepare(operation, slice_, tasks, results)
+        if refused.truncates:  # whatever others did, the commit removes it, and tasks have looked nothing up
+            return self._prepare(operation, slice_, tasks, results, refused.meanwhile, truncates=True)
         new = tuple(run for run in self._synchronized().runs if run not in before)
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
@@ -232,8 +264,8 @@ class KeyIndex:
             self._table.name,
             amounts({"added or changed file": len(changes.files), "removed file": len(changes.removed)}),
         )
-        self._meanwhile = self._meanwhile.followed_by(changes, rows)
-        return self._prepare(operation, slice_, tasks, results)
+        meanwhile = refused.meanwhile.followed_by(changes, rows)
+        return self._prepare(operation, slice_, tasks, results, meanwhile, truncates=False)
 
     def prepare(
         self,
@@ -253,15 +285,21 @@ class KeyIndex:
         :param results: `index` of each task's result (`sink.spark.task`).
         :param truncated: the commit removes all rows that the table has (`ChangeSet.truncates`).
         """
-        self._meanwhile, self._truncated = _Meanwhile(), truncated
-        return self._prepare(operation, slice_, tasks, results)
+        return self._prepare(operation, slice_, tasks, results, Meanwhile(), truncates=truncated)
 
     def _prepare(
-        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
+        self,
+        operation: str,
+        slice_: IndexSlice,
+        tasks: int,
+        results: Sequence[Mapping[str, Any]],
+        meanwhile: Meanwhile,
+        *,
+        truncates: bool,
     ) -> IndexCommit:
         new_paths: list[str] = []
         try:
-            return self._prepared_commit(operation, slice_, tasks, results, new_paths)
+            return self._prepared_commit(operation, slice_, tasks, results, meanwhile, truncates, new_paths)
         except BaseException:
             for path in new_paths:
                 with contextlib.suppress(OSError):
@@ -278,17 +316,19 @@ class KeyIndex:
         slice_: IndexSlice,
         tasks: int,
         results: Sequence[Mapping[str, Any]],
+        meanwhile: Meanwhile,
+        truncates: bool,
         new_paths: list[str],
     ) -> IndexCommit:
         """:param new_paths: the path of each written file is added to this list."""
-        version, base, meanwhile = self._synchronized(), self._base, self._meanwhile
-        if self._truncated:
+        version, base = self._synchronized(), self._base
+        if truncates:
             version = IndexVersion(version.encoding, version.sequence)
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result["new_vectors"]
         deleted = DeletedRows.told((result["old_rows"] for result in results), self._folder.io_properties)
-        self._spent = {f"runs/{path.rpartition('/')[2]}" for path in deleted.files}
+        spent = {f"runs/{path.rpartition('/')[2]}" for path in deleted.files}
         deleted = deleted.without(meanwhile.touched).with_rows(meanwhile.rows)
         replaced = self._replacement(slice_, deleted, new_paths) if self._copies and deleted.found else None
         if replaced is not None:
@@ -317,7 +357,8 @@ class KeyIndex:
             # no key has both a changed row and a copied one, so their runs are of one age
             runs += [replace(run, sequence=sequence) for run in replaced.runs]
             dead |= dict.fromkeys(deleted.found, sequence)
-            runs = self._without_dead_ends(runs, dead)
+            runs, dead_ends = self._without_dead_ends(runs, dead)
+            spent |= dead_ends
         oldest = min((run.sequence for run in runs), default=0)
         if self._pin is not None:
             oldest = min(oldest, self._pin.sequence)  # `adopt` must see what others have removed since
@@ -329,8 +370,9 @@ class KeyIndex:
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
-        stored = self._prepared_as(operation, prepared, new_paths)
-        self._prepared_truncates = self._truncated
+        stored = self._prepared_as(
+            operation, prepared, new_paths, truncates=truncates, spent=frozenset(spent), meanwhile=meanwhile
+        )
         commit = IndexCommit(
             base,
             stored,
@@ -354,12 +396,15 @@ class KeyIndex:
         plan = task.RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
         return replacement(self._table, self._engine, plan, deleted, new_paths)
 
-    def _without_dead_ends(self, runs: list[RunInfo], dead: Mapping[str, int]) -> list[RunInfo]:
+    def _without_dead_ends(self, runs: list[RunInfo], dead: Mapping[str, int]) -> tuple[list[RunInfo], set[str]]:
         """The runs without the oldest ones that have only entries of dead files. There is nothing left that these could
         hide. If all files of a table are replaced again and again, no run ever has to be merged.
+
+        Also the files of those among the left out ones that no version has.
         """
+        spent = set[str]()
         if self._pin is not None:  # its runs stay
-            return runs
+            return runs, spent
         known = {run.name for run in self._synchronized().runs}
         for sequence in sorted({run.sequence for run in runs})[:-1]:
             of_age = [run for run in runs if run.sequence == sequence]
@@ -367,8 +412,8 @@ class KeyIndex:
             if any(dead.get(path, -1) <= sequence for files in named for path in files):
                 break
             runs = [run for run in runs if run.sequence != sequence]
-            self._spent |= {f"runs/{run.name}" for run in of_age if run.name not in known}
-        return runs
+            spent |= {f"runs/{run.name}" for run in of_age if run.name not in known}
+        return runs, spent
 
     def vector(self, path: str) -> Vector | None:
         """The deletion vector of a data file (Iceberg v3, Delta Lake), in the format's terms. If the file is older than
@@ -388,7 +433,6 @@ class KeyIndex:
         """
         version = self._synchronized()
         removed, sequence = set(gone), self.next_sequence
-        self._meanwhile = _Meanwhile()
         all_runs = (*version.runs, *runs)
         prepared = replace(
             version,
@@ -537,28 +581,29 @@ class KeyIndex:
 
         :param stored: the table's position, which names the version.
         """
-        ours = stored is not None and stored.index is not None and stored.index["version"] == self._prepared_name
-        if stored is None or not ours or stored.index_snapshot_id is None or self._prepared is None:
+        prepared = self._prepared
+        named = None if stored is None or stored.index is None else stored.index["version"]
+        if stored is None or stored.index_snapshot_id is None or prepared is None or named != prepared.name:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
         if not self._is_guest:
-            self._folder.delete([*self._obsolete, *self._spent])
-        kept = {run.name for run in self._prepared.runs}
+            self._folder.delete([*self._obsolete, *prepared.spent])
+        kept = {run.name for run in prepared.version.runs}
         gone_runs = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         self._obsolete = []
-        if self._prepared_truncates:
+        if prepared.truncates:
             self._unpin()  # no row of the state is live
         pinned = set() if self._pin is None else {f"runs/{run.name}" for run in self._pin.slice.runs}
         self._held += [run for run in gone_runs if run in pinned]
         self._obsolete += [run for run in gone_runs if run not in pinned]
-        gone = set(self._version.vectors.files) - set(self._prepared.vectors.files)
+        gone = set(self._version.vectors.files) - set(prepared.version.vectors.files)
         self._obsolete += [_vectors_file(name) for name in gone]
         if self._current_name is not None:
             self._obsolete.append(_manifest(self._current_name))
-        self._version, self._prepared, self._spent = self._prepared, None, set()
-        self._base, self._included = self._prepared_base, {stored.index_snapshot_id}
-        self._current_name = self._prepared_name
+        self._version, self._prepared = prepared.version, None
+        self._base, self._included = prepared.base, {stored.index_snapshot_id}
+        self._current_name = prepared.name
 
     def _synchronized(self) -> IndexVersion:
         assert self._version is not None
@@ -674,10 +719,19 @@ class KeyIndex:
         write(_manifest(name), stored.to_json())
         return stored
 
-    def _prepared_as(self, operation: str, version: IndexVersion, new_paths: list[str]) -> dict[str, Any]:
+    def _prepared_as(
+        self,
+        operation: str,
+        version: IndexVersion,
+        new_paths: list[str],
+        *,
+        truncates: bool = False,
+        spent: frozenset[str] = frozenset(),
+        meanwhile: Meanwhile | None = None,
+    ) -> dict[str, Any]:
         """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
-        self._prepared_name, self._prepared_base, self._prepared_truncates = operation, self._base, False
-        self._prepared = self._written(operation, version, new_paths)
+        written = self._written(operation, version, new_paths)
+        self._prepared = Prepared(operation, self._base, written, truncates, spent, meanwhile or Meanwhile())
         return {"version": operation, "base": self._base, "table": self._place}
 
     def _clean_up(self, version: IndexVersion) -> None:
@@ -707,24 +761,6 @@ def _manifest(name: str) -> str:
 
 def _vectors_file(name: str) -> str:
     return f"vectors/{name}"
-
-
-@dataclass(frozen=True)
-class _Meanwhile:
-    """What others changed after the tasks looked the keys up.
-
-    :param touched: paths of the data files that others wrote, changed or removed. What the tasks have found in them no
-        longer holds.
-    :param rows: the rows in these files that the commit deletes.
-    """
-
-    touched: frozenset[str] = frozenset()
-    rows: tuple[OldRows, ...] = ()
-
-    def followed_by(self, changes: TableChanges, rows: Iterable[OldRows]) -> "_Meanwhile":
-        touched = changes.removed | {file.path for file in changes.files}
-        kept = (old for old in self.rows if old.file.path not in touched)
-        return _Meanwhile(self.touched | touched, (*kept, *rows))
 
 
 def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:
