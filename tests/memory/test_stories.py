@@ -127,12 +127,12 @@ def _look_up_nothing_again(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_what_was_found_in_touched_files(patch: pytest.MonkeyPatch) -> None:
-    original = keyindex._Meanwhile.followed_by
+    original = keyindex.Meanwhile.followed_by
 
     def followed_by(self: Any, *args: Any) -> Any:
         return replace(original(self, *args), touched=frozenset())
 
-    patch.setattr(keyindex._Meanwhile, "followed_by", followed_by)
+    patch.setattr(keyindex.Meanwhile, "followed_by", followed_by)
 
 
 def _send_again_without_a_look(patch: pytest.MonkeyPatch) -> None:
