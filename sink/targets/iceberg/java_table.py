@@ -278,16 +278,6 @@ class JavaTable(Bridge, IcebergState, Target):
         manifests = self.elements(snapshot.dataManifests(self.java.io()))
         return any(int(m.partitionSpecId()) != self.spec.current_spec_id for m in manifests)
 
-    def has_global_deletes(self) -> bool:
-        """Whether the table has partitions, and also deletes under an unpartitioned spec, which apply to all of them.
-        Reads only the manifest list.
-        """
-        snapshot, specs = self.java.currentSnapshot(), self.java.specs()
-        if snapshot is None or int(specs.size()) == 1:
-            return False
-        manifests = self.elements(snapshot.deleteManifests(self.java.io()))
-        return any(specs.get(manifest.partitionSpecId()).isUnpartitioned() for manifest in manifests)
-
     def property(self, name: str) -> str | None:
         properties = self._known_view().properties
         prefix, _, part = name.rpartition(".")
