@@ -3,7 +3,7 @@ grow with keys.
 
 Runs are written as the bootstrap writes them (`sink.spark.task.build_index`): 4M additive entries each, all of one
 sequence, each over the whole range of hashes. So every probe visits every run, as in a table just indexed by one task.
-Key number i is an int64: its low hash is itself, and a mixer stands for xxhash64, so no key needs to be kept to be
+Key number i is an int64: its low hash is itself, and its high hash a mix of it, so no key needs to be kept to be
 found again.
 
 Building and probing are processes of their own. `cold` is the first probe after the runs were opened and dropped from
@@ -35,7 +35,7 @@ from pyiceberg.io.pyarrow import PyArrowFileIO
 from benchmarks.pages import folded
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice, RunInfo, open_run, write_run
-from deltawriters.keyindex.hashing import Hashes
+from deltawriters.keyindex.hashing import Hashes, mixed
 
 PROBED = 10_000
 """Keys looked up at a time; half of them are in the index."""
@@ -210,11 +210,8 @@ def table(sizes: list[int], rows: list[str]) -> str:
 
 
 def _high(numbers: Ints, seed: int) -> Hashes:
-    """A hash of each number as uniform as xxhash64: the finalizer of splitmix64, which is a bijection."""
-    mixed = numbers.astype(np.uint64) + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15)
-    mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    mixed = (mixed ^ (mixed >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return mixed ^ (mixed >> np.uint64(31))
+    """A uniform hash of each number, which is a bijection."""
+    return mixed(numbers.astype(np.uint64) + np.uint64(seed) * np.uint64(0x9E3779B97F4A7C15))
 
 
 def _in_new_process(task: Callable[[], Result]) -> Result:

@@ -4,11 +4,11 @@ knows no Spark.
 The map is a log-structured index over the space of key hashes. So the cost of a micro-batch depends on the size of its
 changes, not on the size of the table.
 
-Key     128 bits, `high` and `low`. `high` is Spark's xxhash64 of the key columns, which the shuffle needs anyway. `low`
-        is an independent polynomial hash (`low_hash`). Two keys have the same xxhash64 with a chance of 2^-64, and the
-        same polynomial with a chance of at most n/2^61 (n 32-bit words a key). So 10^8 keys and 10^9 probes confuse two
-        keys with a chance of about 10^-20. If the table has buckets, `high` is 10 bits of the bucket's number and 54
-        bits of xxhash64: then the chance is below 10^-17. The index doesn't store the keys.
+Key     128 bits, `high` and `low`: two polynomials of the key (`high_hash`, `low_hash`), each at a random base of its
+        own. Tasks own ranges of `high`. Two keys have the same half with a chance of at most n/2^61 (n 32-bit words a
+        key), so 10^8 keys and 10^9 probes confuse two keys with a chance below 10^-18. If the table has buckets, `high`
+        is 10 bits of the bucket's number and 54 bits of the hash: then the chance is below 10^-16. The index doesn't
+        store the keys.
 Run     an immutable file of entries (high, low, file, pos), 24 bytes each, sorted by key. It is mapped into memory,
         never loaded. Each run names its data files itself, so there is no global registry to rewrite.
 Age     each run has a `sequence`; a higher sequence is newer. The tasks of one micro-batch write runs of the same
@@ -35,7 +35,7 @@ The committer records which runs and dead files belong to which table snapshot. 
 `CorruptIndexError`; then the caller builds the index again from the table.
 """
 
-from deltawriters.keyindex.hashing import BASE, low_hash, random_base
+from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, random_base
 from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
     RUN_ENTRIES,
@@ -50,7 +50,6 @@ from deltawriters.keyindex.runs import (
     run_files,
     write_run,
 )
-from deltawriters.keyindex.xxhash64 import xxhash64
 
 __all__ = [
     "BASE",
@@ -64,11 +63,11 @@ __all__ = [
     "Located",
     "Run",
     "RunInfo",
+    "high_hash",
     "low_hash",
     "open_run",
     "plan_merge",
     "random_base",
     "run_files",
     "write_run",
-    "xxhash64",
 ]

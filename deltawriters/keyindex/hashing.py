@@ -1,15 +1,14 @@
-"""The second half of the 128-bit key hash. It is stored, so it must never change: a change needs a new encoding id.
+"""The two halves of the 128-bit key hash. They are stored, so they must never change: a change needs a new encoding id.
 
 A key tuple is encoded as a sequence of 32-bit words. Different keys of the same column types have different words. A
 fixed-width column is encoded as its bytes, little-endian. A string or binary is encoded as its length in bytes, then
 its bytes, padded with zeros. The hash is the polynomial with the coefficients 1, word, word, ..., evaluated at a base
 modulo the Mersenne prime p = 2^61 - 1. Two keys of at most n words are two polynomials of degree at most n. Their
 difference has at most n roots, so they collide at a random base with a chance of at most n/2^61 (Schwartz-Zippel).
-Together with xxhash64's 2^-64 the chance is n * 2^-125 for a pair of keys. 10^8 keys and 10^9 probes make 10^17 pairs,
-so the chance is about 10^-20 for keys of a few words.
+Each half has a base of its own, so a pair of keys collides with a chance of at most n^2/2^122. 10^8 keys and 10^9
+probes make 10^17 pairs, so the chance is below 10^-18 for keys of a few words.
 
-Each index draws its own random base, so nobody can make keys that collide in it. Even if somebody makes keys that
-collide in xxhash64, a pair of them collides here with a chance of only n/2^61.
+Each index draws its two bases at random, so nobody can make keys that collide in it.
 """
 
 import secrets
@@ -53,6 +52,21 @@ class _Base(NamedTuple):
 def random_base() -> int:
     """A base for a new index."""
     return secrets.randbelow(PRIME)
+
+
+def high_hash(columns: Sequence[pa.Array], base: int = BASE) -> Hashes:
+    """Hash each row of the key `columns` like `low_hash`, into numbers that are spread evenly over 64 bits: tasks own
+    ranges of them.
+    """
+    return mixed(low_hash(columns, base))
+
+
+def mixed(hashes: Hashes) -> Hashes:
+    """Spread every bit over all others (the finalizer of splitmix64). Different numbers stay different."""
+    hashes = (hashes ^ (hashes >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    hashes = (hashes ^ (hashes >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    result: Hashes = hashes ^ (hashes >> np.uint64(31))
+    return result
 
 
 def low_hash(columns: Sequence[pa.Array], base: int = BASE) -> Hashes:
@@ -124,7 +138,7 @@ def _add_variable(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
     """Add length and bytes of each value, word by word. The longest values come first, so the values that have a next
     word are always the first ones.
     """
-    offsets = value_offsets(column)
+    offsets = _value_offsets(column)
     lengths = np.diff(offsets)
     state = _add(state, lengths, base)
     words = (lengths + 3) // 4
@@ -149,7 +163,7 @@ def _add_variable(state: Hashes, column: pa.Array, base: _Base) -> Hashes:
     return state
 
 
-def value_offsets(column: pa.Array) -> npt.NDArray[np.integer]:
+def _value_offsets(column: pa.Array) -> npt.NDArray[np.integer]:
     """The n + 1 offsets of a string or binary column: where each of the n values begins in the data buffer, and where
     the last value ends. They are int64 for Arrow's large types, else int32.
     """

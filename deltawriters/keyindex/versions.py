@@ -5,12 +5,21 @@ import zlib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 
+from deltawriters.keyindex.hashing import random_base
 from deltawriters.keyindex.runs import RunInfo
 from deltawriters.keyindex.vector_log import DeletionVectors
 
 _FORMAT = 2
-_HASHED = "2 "
-"""Before the base, in an index whose low hashes have a base of its own."""
+_HASHED = "3 "
+"""Before the bases, in an index whose two hashes are polynomials."""
+
+
+def new_encoding(keys: str) -> str:
+    """How a new index hashes keys: `3 <base of the high hash> <base of the low hash>: <keys>`.
+
+    :param keys: the columns, types and buckets on which the hashes depend (`Target.key_encoding`).
+    """
+    return f"{_HASHED}{random_base():016x} {random_base():016x}: {keys}"
 
 
 class IndexLostError(Exception):
@@ -21,8 +30,7 @@ class IndexLostError(Exception):
 class IndexVersion:
     """The content of a version manifest.
 
-    :param encoding: how keys are hashed. With another encoding the runs are useless. It begins with `2 <base of the low
-        hash>: `. Then follows the text of `_encoding`.
+    :param encoding: how keys are hashed. With another encoding the runs are useless. See `new_encoding`.
     :param sequence: sequence of the newest run.
     :param runs: the runs.
     :param dead: data file -> sequence. Entries of older runs that point into the file are void.
@@ -39,13 +47,14 @@ class IndexVersion:
     parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
 
     @property
-    def base(self) -> int:
-        """Base of the low hashes."""
-        return int(self.encoding.partition(": ")[0].removeprefix(_HASHED), 16)
+    def bases(self) -> tuple[int, int]:
+        """Bases of the high and of the low hashes."""
+        high, low = self.encoding.removeprefix(_HASHED).partition(": ")[0].split()
+        return int(high, 16), int(low, 16)
 
-    def is_encoded(self, encoding: str) -> bool:
-        """Whether its keys are hashed in the way that `_encoding` describes."""
-        return self.encoding.startswith(_HASHED) and self.encoding.partition(": ")[2] == encoding
+    def is_encoded(self, keys: str) -> bool:
+        """Whether its keys are hashed in the way that this release has, and are those that `keys` describes."""
+        return self.encoding.startswith(_HASHED) and self.encoding.partition(": ")[2] == keys
 
     def to_json(self) -> bytes:
         """The manifest: a line with the format and the checksum of the rest, and then the rest."""

@@ -28,9 +28,9 @@ from pyiceberg.io import FileIO
 from changelog.amounts import amount, amounts
 from deltawriters import TableSpec
 from deltawriters.content import OldRows, by_file
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, random_base, run_files
+from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, run_files
 from deltawriters.keyindex.vector_log import Vector
-from deltawriters.keyindex.versions import IndexLostError, IndexVersion
+from deltawriters.keyindex.versions import IndexLostError, IndexVersion, new_encoding
 from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
@@ -165,10 +165,14 @@ class KeyIndex:
 
     def key_hash(self, spec: TableSpec) -> KeyHash:
         """How keys are hashed. If the table has a suitable number of buckets of a key column, a hash begins with it."""
-        key = tuple(self._plan.section.key)
-        bucket = spec.key_bucket(key)
-        is_fit = bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES
-        return KeyHash(key, bucket if is_fit else None)
+        return self._hash(spec, self._synchronized())
+
+    def _hash(self, spec: TableSpec, version: IndexVersion) -> KeyHash:
+        return KeyHash(tuple(self._plan.section.key), self._bucket(spec), version.bases[0])
+
+    def _bucket(self, spec: TableSpec) -> Bucket | None:
+        bucket = spec.key_bucket(self._plan.section.key)
+        return bucket if bucket is not None and _FEWEST_BUCKETS <= bucket.count <= RANGES else None
 
     def forget(self) -> None:
         """The index is damaged. Let the next micro-batch build it again."""
@@ -182,14 +186,15 @@ class KeyIndex:
         :param stored: the table's position, which names the version.
         :raises TemporaryError: the table can't be read.
         """
-        encoding = _encoding(self._table, self._plan, self.key_hash(self._table.spec).bucket)
+        bucket = self._bucket(self._table.spec)
+        keys = self._table.key_encoding(self._plan.section.key, None if bucket is None else bucket.count)
         place, self._place = self._place, self._table.spec.location
-        if self._version is not None and not (self._version.is_encoded(encoding) and place == self._place):
+        if self._version is not None and not (self._version.is_encoded(keys) and place == self._place):
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
-            self._load(stored, encoding)
+            self._load(stored, keys)
         if self._version is None or self._catch_up() is None:
-            self._build(encoding)
+            self._build(keys)
 
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
@@ -210,7 +215,7 @@ class KeyIndex:
                 run.name in merge and run.sequence == oldest and (self._pin is None or oldest <= pinned_at)
                 for run in version.runs
             ),
-            base=version.base,
+            base=version.bases[1],
         )
 
     @property
@@ -609,13 +614,16 @@ class KeyIndex:
         assert self._version is not None
         return self._version
 
-    def _load(self, stored: StoredPosition, encoding: str) -> None:
+    def _load(self, stored: StoredPosition, keys: str) -> None:
         assert stored.index is not None
         name = str(stored.index["version"])
         try:
             version = IndexVersion.from_json(self._content(_manifest(name)), self._read_vectors)
-            if not version.is_encoded(encoding):
-                raise IndexLostError("the key's columns, types or buckets, or the format version changed")
+            if not version.is_encoded(keys):
+                raise IndexLostError(
+                    "the key's columns, types or buckets, or the format version changed, or an earlier release of "
+                    "rowdelta wrote it"
+                )
             if stored.index.get("table", self._place) != self._place:
                 raise IndexLostError("the table is in another place, and the index has paths of its files")
         except (OSError, IndexLostError) as error:
@@ -643,10 +651,10 @@ class KeyIndex:
         self._base, self._included = self._table.snapshot_id(), set()
         return changes
 
-    def _build(self, encoding: str) -> None:
+    def _build(self, keys: str) -> None:
         files = list(self._table.live_files())
         started = time.monotonic()
-        self._version = self._with_files(IndexVersion(f"2 {random_base():016x}: {encoding}"), files, set())
+        self._version = self._with_files(IndexVersion(new_encoding(keys)), files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
         self._damaged = False
         self._unpin()
@@ -676,23 +684,20 @@ class KeyIndex:
         return replace(
             version,
             sequence=sequence,
-            runs=(*version.runs, *self._read(changed, sequence, version.base)),
+            runs=(*version.runs, *self._read(changed, sequence, version)),
             dead=dead if version.runs or self._pin is not None else {},
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
 
-    def _read(self, files: Sequence[LiveFile], sequence: int, base: int) -> list[RunInfo]:
-        """Read the keys of the live rows of `files`, and write runs.
-
-        :param base: base of the low hashes.
-        """
+    def _read(self, files: Sequence[LiveFile], sequence: int, version: IndexVersion) -> list[RunInfo]:
+        """Read the keys of the live rows of `files`, and write runs of the version."""
         if not files:
             return []
         uuids = frozenset(column.name for column in self._plan.changelog.columns if column.is_uuid)
-        index = IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, base=base)
+        index = IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, base=version.bases[1])
         table = self._table.spec
-        return self._engine.read_keys(files, KeyReading(table, self.key_hash(table), uuids, index, sequence))
+        return self._engine.read_keys(files, KeyReading(table, self._hash(table, version), uuids, index, sequence))
 
     def _content(self, path: str) -> bytes:
         """:param path: relative to the index's folder."""
@@ -761,10 +766,3 @@ def _manifest(name: str) -> str:
 
 def _vectors_file(name: str) -> str:
     return f"vectors/{name}"
-
-
-def _encoding(table: Target, plan: TablePlan, bucket: Bucket | None) -> str:
-    """A text with everything on which the hashes depend, except the base. It also has the layout's version, on which
-    the manifest's vectors depend.
-    """
-    return table.key_encoding(plan.section.key, None if bucket is None else bucket.count)

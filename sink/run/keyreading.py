@@ -1,18 +1,19 @@
 """Reads the keys of data files into a key index by a Spark job, and shows its progress."""
 
 import functools
-import itertools
 import json
+import zlib
 from collections.abc import Sequence
 from uuid import uuid4
 
 import numpy as np
 import numpy.typing as npt
-import pyarrow as pa
+from pyspark.sql import Column
 from pyspark.sql import functions as F
 
 from changelog.row_kind_columns import binary_uuid, quoted
-from deltawriters.keyindex import RunInfo, xxhash64
+from deltawriters.keyindex import RunInfo
+from sink.errors import TableError
 from sink.run.engine import KeyReading
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
@@ -25,10 +26,10 @@ def read_keys(target: Target, files: Sequence[LiveFile], reading: KeyReading) ->
     """See `sink.run.engine.Engine`. It is one Spark job over the key columns."""
     spark, key = target.spark, reading.hash.key
     with target.rows_of(files, key) as (frame, path, position, paths):
-        salt, path_hashes = _told_apart(paths)
+        path_hashes = _path_hashes(paths)
         rows = frame.select(
             *(binary_uuid(n).alias(n) if n in reading.uuids else F.col(quoted(n)) for n in key),
-            F.xxhash64(path, F.lit(salt)).alias(task.INDEX_FILE),
+            _path_hash(path).alias(task.INDEX_FILE),
             position.alias(task.INDEX_POS),
         ).dropna(subset=list(key))
         tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
@@ -46,14 +47,21 @@ def read_keys(target: Target, files: Sequence[LiveFile], reading: KeyReading) ->
     return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]
 
 
-def _told_apart(paths: Sequence[str]) -> tuple[int, npt.NDArray[np.uint64]]:
-    """A salt with which all paths have different hashes in Spark (`xxhash64(path, salt)`), and these hashes.
+def _path_hash(path: Column) -> Column:
+    """Spark sends this with each row to Python, since it may take only a tenth of the path's bytes."""
+    return F.shiftleft(F.crc32(path), 32).bitwiseXOR(F.crc32(F.reverse(path)))
 
-    Spark sends the hash of the path with each row to Python, since it may take only a tenth of the path's bytes.
+
+def _path_hashes(paths: Sequence[str]) -> npt.NDArray[np.uint64]:
+    """`_path_hash` of each path.
+
+    :raises TableError: two paths have the same hash.
     """
-    texts = pa.array(paths, pa.string())
-    for salt in itertools.count():
-        hashes = xxhash64([texts, pa.repeat(pa.scalar(salt, pa.int32()), len(texts))])
-        if len(np.unique(hashes)) == len(set(paths)):
-            return salt, hashes
-    raise AssertionError("unreachable")
+    hashes = [zlib.crc32(path.encode()) << 32 ^ zlib.crc32(path[::-1].encode()) for path in paths]
+    by_hash = dict(zip(hashes, paths, strict=True))
+    if len(by_hash) < len(set(paths)):
+        raise TableError(
+            f"the key index can't tell {min(set(paths) - set(by_hash.values()))} from another data file, since both "
+            "paths have the same checksums. Rewrite this file, for example with Spark"
+        )
+    return np.array(hashes, np.uint64)

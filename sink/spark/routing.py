@@ -1,7 +1,4 @@
-"""Decides which task gets which row, so that one task gets all changes of a key.
-
-The hash is Spark's `xxhash64`, written in NumPy.
-"""
+"""Decides which task gets which row, so that one task gets all changes of a key."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
@@ -12,7 +9,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import BAD, HASH, TRUNCATE, is_bad
-from deltawriters.keyindex import xxhash64
+from deltawriters.keyindex import BASE, high_hash
 from deltawriters.table import Bucket
 
 RANGES = 1024
@@ -31,10 +28,12 @@ class KeyHash:
     :param key: names of the key columns.
     :param bucket: if given, the bucket's number forms the top bits. Then only one task writes each bucket, and so
         there are fewer files.
+    :param base: base of the polynomial (`high_hash`); an index has its own.
     """
 
     key: tuple[str, ...]
     bucket: Bucket | None = None
+    base: int = BASE
 
     def __call__(self, keys: pa.RecordBatch) -> Hashes:
         """Compute the hashes.
@@ -42,7 +41,7 @@ class KeyHash:
         :param keys: the key columns in the types that Spark gives, without nulls.
         :return: a hash for each row.
         """
-        by_key = xxhash64([keys.column(name) for name in self.key])
+        by_key = high_hash([keys.column(name) for name in self.key], self.base)
         if self.bucket is None:
             return by_key
         numbers = self.bucket.numbers(keys.column(self.bucket.column)).astype(np.uint64) % np.uint64(RANGES)

@@ -27,7 +27,7 @@ from deltawriters import (
     resolve,
 )
 from deltawriters.content import DataFiles, Partition
-from deltawriters.keyindex import IndexSlice, RunInfo, low_hash, xxhash64
+from deltawriters.keyindex import IndexSlice, RunInfo, high_hash, low_hash
 from deltawriters.ordering import RowOrder
 from deltawriters.resolve import IndexTask
 from deltawriters.table import FileFactory
@@ -377,7 +377,7 @@ def test_more_text_of_keys_than_32_bit_offsets_reach_with_a_key_index(
         for order, name in enumerate(changed):
             changes = batch([(kind, order, {"id": 1, "shop": name})])
             keys = [changes.column(key) for key in KEY]
-            writer.write(changes.append_column(HASH, pa.array(xxhash64(keys).view(np.int64))))
+            writer.write(changes.append_column(HASH, pa.array(high_hash(keys).view(np.int64))))
         result = writer.close().index
         assert result is not None
         runs += tuple(result.runs)

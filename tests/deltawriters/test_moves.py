@@ -23,7 +23,7 @@ from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, known_columns, order
 from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
-from deltawriters.keyindex import IndexSlice, RunInfo, xxhash64
+from deltawriters.keyindex import IndexSlice, RunInfo, high_hash
 from deltawriters.moves import are_about_others
 from deltawriters.resolve import IndexTask, delete_rows
 from tests.changelog.messages import Message, messages, raw_records, spec
@@ -56,7 +56,7 @@ def decoded(changes: Sequence[Change], first: int = 0, table: ChangelogSpec = SP
     columns["tags"] = pa.nulls(count, pa.list_(pa.string()))
     rows = with_moves(pa.table(columns), table, numbers, zeros, zeros)
     (batch,) = rows.combine_chunks().to_batches()
-    return batch.append_column(HASH, pa.array(xxhash64([batch.column("id")]).view(np.int64)))
+    return batch.append_column(HASH, pa.array(high_hash([batch.column("id")]).view(np.int64)))
 
 
 class Table:
@@ -356,7 +356,7 @@ def _read(said: list[tuple[Message, bool]]) -> pa.RecordBatch:
     records = records.append_column(MOVED_AWAY, pa.array([told for _, told in said]))
     (rows,) = ChangelogDecoder("debezium-json", SPEC)([records])
     rows = rows.append_column("tags", pa.nulls(len(rows), pa.list_(pa.string())))
-    return rows.append_column(HASH, pa.array(xxhash64([rows.column("id")]).view(np.int64)))
+    return rows.append_column(HASH, pa.array(high_hash([rows.column("id")]).view(np.int64)))
 
 
 Told = tuple[int, int, Any, bool | None]
@@ -385,7 +385,7 @@ def _commit(table: Table, *events: Told) -> None:
     rows = pa.Table.from_batches(ChangelogDecoder("debezium-json", SPEC)([records])).combine_chunks()
     (batch,) = rows.to_batches()
     batch = batch.append_column("tags", pa.nulls(len(batch), pa.list_(pa.string())))
-    table.commit(batch.append_column(HASH, pa.array(xxhash64([batch.column("id")]).view(np.int64))))
+    table.commit(batch.append_column(HASH, pa.array(high_hash([batch.column("id")]).view(np.int64))))
 
 
 @pytest.mark.parametrize(

@@ -25,9 +25,9 @@ from deltawriters.keyindex import (
     IndexedFile,
     IndexSlice,
     RunInfo,
+    high_hash,
     open_run,
     write_run,
-    xxhash64,
 )
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
@@ -80,7 +80,7 @@ def batch(changes: list[Change]) -> pa.RecordBatch:
         UNAVAILABLE: unavailable_bits(lacking, partial),
     }
     columns |= {name: pa.array([row.get(name) for _, _, row in changes], TYPES[name]) for name in COLUMNS}
-    columns[HASH] = pa.array(xxhash64([columns["id"]]).view(np.int64))
+    columns[HASH] = pa.array(high_hash([columns["id"]]).view(np.int64))
     fields = [pa.field(name, values.type, nullable=name != KIND) for name, values in columns.items()]
     return pa.RecordBatch.from_arrays(list(columns.values()), schema=pa.schema(fields))
 

@@ -16,7 +16,7 @@ from hypothesis import strategies as st
 from changelog.rows import BAD, HASH, KIND, TRUNCATE, RowKind, order_column
 from deltawriters import CardinalityError, ContentFile, DeltaOptions, DeltaWriter, FileContent, TaskId
 from deltawriters.combine import combined
-from deltawriters.keyindex import IndexSlice, RunInfo, xxhash64
+from deltawriters.keyindex import IndexSlice, RunInfo, high_hash
 from deltawriters.resolve import IndexResult, IndexTask
 from sink.spark.exchange import owned, packed
 from sink.spark.routing import KeyHash, is_truncate, to_all
@@ -144,7 +144,7 @@ def test_no_key_is_looked_up(tmp_path: Path) -> None:
         writer = DeltaWriter(table_at(tmp_path), DeltaOptions(KEY), TaskId(0, 1, f"op{len(runs)}"), index)
         rows = batch(events)
         truncates, is_good = is_truncate(rows.column(BAD)), rows.column(BAD).is_null()
-        hashes = xxhash64([rows.column("id").fill_null(0)]).view(np.int64)
+        hashes = high_hash([rows.column("id").fill_null(0)]).view(np.int64)
         rows = rows.append_column(HASH, pa.array(hashes)).drop_columns([BAD])
         writer.write(rows.filter(is_good))
         writer.truncate(rows.filter(truncates))

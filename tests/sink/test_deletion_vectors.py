@@ -53,13 +53,14 @@ def test_a_manifest_that_is_damaged_or_of_another_format_is_not_read() -> None:
     """An index can be built again from the table."""
     files: dict[str, bytes] = {}
     vectors = DeletionVectors().changed({"data/1": vector(1)}).stored("v", files.__setitem__)
-    version = IndexVersion("2 0a: 1 long; v3", sequence=7, vectors=vectors)
+    version = IndexVersion("3 0a 0b: 1 long; v3", sequence=7, vectors=vectors)
     text = version.to_json()
     read = IndexVersion.from_json(text, files.__getitem__)
-    assert (read.base, read.sequence, read.vectors.get("data/1")) == (10, 7, vector(1))
+    assert (read.bases, read.sequence, read.vectors.get("data/1")) == ((10, 11), 7, vector(1))
     with pytest.raises(IndexLostError, match="damaged"):
         IndexVersion.from_json(text[:-1], files.__getitem__)
     assert read.is_encoded("1 long; v3")
-    assert not IndexVersion("1: 1 long; v3").is_encoded("1 long; v3"), "the hashes of the first indexes were others"
+    for earlier in ("1: 1 long; v3", "2 0a: 1 long; v3"):
+        assert not IndexVersion(earlier).is_encoded("1 long; v3"), "their hashes were others"
     with pytest.raises(IndexLostError, match="of another format"):
         IndexVersion.from_json(text.replace(b'"format": 2', b'"format": 1'), files.__getitem__)

@@ -14,7 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
 from changelog.rows import BAD, HASH
-from deltawriters.keyindex import xxhash64
+from deltawriters.keyindex import high_hash
 from sink.spark import exchange
 from sink.spark.exchange import (
     PACKED_SCHEMA,
@@ -117,7 +117,7 @@ def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: 
 def _check(results: Results) -> None:
     rows = results.collect()
     assert sorted(number for _, number in rows) == list(range(10_000))
-    owners = owner(xxhash64([pa.array([number for _, number in rows], pa.int64())]), 3).tolist()
+    owners = owner(high_hash([pa.array([number for _, number in rows], pa.int64())]), 3).tolist()
     assert [task for task, _ in rows] == owners
 
 

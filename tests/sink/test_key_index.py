@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
@@ -499,6 +500,25 @@ def test_a_damaged_index_is_built_again(job: Job, caplog: pytest.LogCaptureFixtu
     assert job.rows() == [row(n, "us" if n < 5 else "eu") for n in range(9)]
 
 
+def test_an_index_whose_keys_an_earlier_release_hashed_is_built_again(
+    job: Job, caplog: pytest.LogCaptureFixture
+) -> None:
+    apply(job, insert(*range(9)))
+    for path in (job.index_folder / "versions").iterdir():
+        body = json.loads(path.read_bytes().partition(b"\n")[2])
+        _, _, rest = body["encoding"].split(" ", 2)
+        earlier = json.dumps(body | {"encoding": f"2 {rest}"}).encode()
+        path.write_bytes(json.dumps({"format": 2, "crc32": zlib.crc32(earlier)}).encode() + b"\n" + earlier)
+    caplog.clear()
+    apply(job, update(*range(5)))
+    assert "an earlier release of rowdelta wrote it" in caplog.text
+    assert "key index built: 9 keys" in caplog.text
+    assert job.rows() == [row(n, "us" if n < 5 else "eu") for n in range(9)]
+    caplog.clear()
+    apply(job, update(7))
+    assert "key index" not in caplog.text
+
+
 def test_a_run_that_is_gone_is_noticed(job: Job, caplog: pytest.LogCaptureFixture) -> None:
     apply(job, insert(1, 2))
     for path in (job.index_folder / "runs").iterdir():
@@ -554,14 +574,14 @@ def test_an_index_inside_the_tables_folder_is_refused(spark: SparkSession, tmp_p
         job.run()
 
 
-def test_each_new_index_has_a_base_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
-    """Whoever knows the base can make keys that collide."""
+def test_each_new_index_has_bases_of_its_own(spark: SparkSession, tmp_path: Path) -> None:
+    """Whoever knows the bases can make keys that collide."""
     bases = set()
     for name in ("a", "b"):
         index = index_of(Table(spark).opened(), tmp_path / name)
         index.synchronize(None)
-        bases.add(index.slice().base)
-    assert len(bases - {BASE}) == 2
+        bases |= {index.slice().base, index.key_hash(Table(spark).opened().spec).base}
+    assert len(bases - {BASE}) == 4
 
 
 def test_files_are_deleted_by_what_reaches_them(spark: SparkSession, tmp_path: Path) -> None:
