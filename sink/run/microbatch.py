@@ -10,7 +10,6 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager, suppress
 from dataclasses import replace
 from datetime import timedelta
-from functools import partial
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
@@ -658,9 +657,11 @@ class TableSink:
 
     def convert_equality_deletes(self) -> int:
         """See `StaleDeletes.convert`. Call this between micro-batches."""
-        if self._key_index is None:
-            return 0
-        return self._end_deletes(partial(self.stale_deletes.convert, self._key_index))
+
+        def convert(stored: StoredPosition) -> int:
+            return 0 if self._key_index is None else self.stale_deletes.convert(self._key_index, stored)
+
+        return self._end_deletes(convert)
 
     def drop_dangling_deletes(self) -> int:
         """See `StaleDeletes.drop`. Call this between micro-batches."""
