@@ -84,8 +84,12 @@ class TableKey:
         )
 
 
+KEY = "key"
+"""Last part of the property that remembers a table's key."""
+
+
 def property_name(config: Config) -> str:
-    return f"{property_prefix(config)}.key"
+    return f"{property_prefix(config)}.{KEY}"
 
 
 def accepted_property(config: Config) -> str:

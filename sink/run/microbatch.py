@@ -28,9 +28,17 @@ from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
+from sink.run.guards import (
+    SAME_OFFSETS,
+    check_bad_records,
+    check_directory,
+    check_format,
+    check_snapshots,
+    check_topic,
+)
 from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
-from sink.run.keys import TableKey, accepted_property, compared, may_spread, property_name, with_key
+from sink.run.keys import KEY, TableKey, accepted_property, compared, may_spread, with_key
 from sink.run.minor_compaction import MinorCompaction
 from sink.run.observer import (
     BatchStarted,
@@ -66,7 +74,8 @@ from sink.run.plan import (
 )
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import KIND, Rewriting, RunningRewrite
-from sink.run.source_tables import SourceTables, source_tables_property
+from sink.run.sink_state import SinkState
+from sink.run.source_tables import SOURCE_TABLES, SourceTables
 from sink.run.stale_deletes import StaleDeletes
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
@@ -101,29 +110,6 @@ log = logging.getLogger("rowdelta")
 _MOST_SCHEMAS = 10
 """One micro-batch may change the schema up to this many times. Only columns that the table already has show whether
 values fit, so one change may lead to another.
-"""
-
-_MOST_UNDECODED = 10
-"""If a format fails on up to this many records, in succession or as a large part of a micro-batch, these are bad
-records. If it fails on more, the format is broken: it would turn a whole topic into dead letters.
-"""
-
-_SOURCE = "source"
-"""Last part of a property: the topic in which the position is."""
-
-_TOPIC_ID = "topic-id"
-"""Last part of a property: the id of this topic (`Source.identity`)."""
-
-_STREAMED = "streamed"
-"""Last part of a property: partitions that have delivered rows of the stream of changes, and not of a snapshot read of
-the source, as a list or `_EVERYWHERE`.
-"""
-_EVERYWHERE = "*"
-"""In `mode: upsert` nobody looks which rows are of a snapshot."""
-
-_SAME_OFFSETS = "same-offsets"
-"""Last part of a property that the user sets, as `old=new`: two topics, or ids of topics, with the same messages at the
-same offsets; or hashes of the paths of two directories with the same files.
 """
 
 SMALL_MERGE = 1_000_000
@@ -256,44 +242,16 @@ class TableSink:
         """
         if self.position is None:
             return
+        state, section = self._state(), self.plan.section
+        name, same = f"{self._prefix}.{SAME_OFFSETS}", self.table.property(f"{self._prefix}.{SAME_OFFSETS}")
+        identity = self._source.identity(section.source)
         if self._config.source.type == "files":
-            self._check_directory(self.position)
-            return
-        if not any(int(offset) for offset in self.position.values()):  # it has passed no message of any topic
-            return
-        topic, stored = self.plan.section.source, self.table.property(f"{self._prefix}.{_SOURCE}")
-        number, known = self._source.identity(topic), self.table.property(f"{self._prefix}.{_TOPIC_ID}")
-        same = self.table.property(f"{self._prefix}.{_SAME_OFFSETS}")
-        if stored and stored != topic:
-            old, new = stored, topic
-            reason = f"its position is one in topic {stored}, and the configuration says {topic}"
-        elif known and number and known != number:
-            old, new = known, number
-            reason = (
-                f"topic {topic} was created again since it was read: its id was {known} when the table's position was "
-                f"stored, and is {number} now"
+            check_directory(
+                self.table.name, name, same, position=self.position, directory=section.source, identity=identity
             )
-        else:
-            return
-        if same != f"{old}={new}":
-            raise TableError(
-                f"{self.table.name}: {reason}. Offsets of {old} say nothing of {new}, and messages would be left out. "
-                f"To read {topic} from the start, use rowdelta reset (see docs/operations.md, Reset). If it "
-                "has the same messages at the same offsets, set the table's property "
-                f"{self._prefix}.{_SAME_OFFSETS} to {old}={new}."
-            )
-
-    def _check_directory(self, position: Position) -> None:
-        directory = self.plan.section.source
-        old, new = position.get("directory"), self._source.identity(directory)
-        same = f"{self._prefix}.{_SAME_OFFSETS}"
-        if old is not None and old != new and self.table.property(same) != f"{old}={new}":
-            raise TableError(
-                f"{self.table.name}: its position is one in another directory, and the configuration says {directory}. "
-                "Files that are older than the position would be left out. To read the directory from the start, use "
-                "rowdelta reset (see docs/operations.md, Reset). If it has the same files with the same modification "
-                f"times, set the table's property {same} to {old}={new}."
-            )
+        elif any(int(offset) for offset in self.position.values()):  # else it has passed no message of any topic
+            stored = state.topic, state.topic_id
+            check_topic(self.table.name, name, same, stored=stored, read=(section.source, identity))
 
     def remember_start(self, position: Position | None) -> None:
         """Store the start position of a table without commits, so that `startingOffsets: latest` means the same after a
@@ -310,8 +268,9 @@ class TableSink:
                 f"source from its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
         if position is not None and self.table.start_position(self._prefix) is None:
-            for name, value in self._topic_properties().items():
-                self.table.set_property(name, value)
+            state = self._state()
+            for name, value in self._in_topic(state).changes_from(state).items():
+                self.table.set_property(f"{self._prefix}.{name}", value)
             self.table.set_property(f"{self._prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
 
@@ -1011,94 +970,44 @@ class TableSink:
                 return decoded.changes
 
     def _refuse(self, written: Written) -> None:
-        if written.bad and self._dead_letters is None:
-            why, way_out = "on_bad_record is fail", "Correct the source, or set on_bad_record: dead-letter"
-            if self._config.sink.on_bad_record != "fail":
-                why = "a replay applies all changes of a key or none"
-                way_out = "Nothing was applied. Load the missing rows, or replay other dead letters (--reason)"
-            raise DataError(
-                f"{self.table.name}: {amount(written.bad, 'bad record')}, and {why}. {'; '.join(written.samples)}. "
-                f"{way_out}."
-            )
-        undecoded = written.undecoded_since(self._undecoded())
-        alike = written.failing_alike(_MOST_UNDECODED)
-        if undecoded > _MOST_UNDECODED or alike is not None:
-            failed = f"on all of the last {undecoded:,} records"
-            if undecoded <= _MOST_UNDECODED and alike is not None:
-                failed = (
-                    f"with {alike} on {written.undecoded[alike]:,} of the {written.read:,} records of a micro-batch"
-                )
-            raise DataError(
-                f"{self.table.name}: the format failed {failed}, so it seems to be at "
-                f"fault, not they: {'; '.join(written.samples)}. Nothing of this micro-batch was applied. Correct the "
-                "format, or the package that it comes from, and run again. If the records are wrong, have the format "
-                "reject them (changelog.changes.Rejected)."
-            )
+        name, state = self.table.name, self._state()
+        if self._dead_letters is None:
+            check_bad_records(name, written, fails=self._config.sink.on_bad_record == "fail")
+        check_format(name, written, state.undecoded)
         if self._dead_letters is not None:
             self._dead_letters.check_limit(self.plan.section.target, written.bad_by_class, written.samples)
-        again = (written.snapshot_partitions & self._streamed()) | written.repeated_partitions
-        if again:
-            raise DataError(
-                f"{self.table.name}: the source was snapshot again (op r after other changes, in partition "
-                f"{min(again)}). In mode {self.plan.section.mode} that would duplicate rows. Use mode: upsert, or "
-                "another topic for the new snapshot (see docs/delivery.md, Modes)."
-            )
+        check_snapshots(name, written, state.streamed_before(self.position), self.plan.section.mode)
 
-    def _streamed(self) -> set[int]:
-        """Partitions that may have delivered rows of the stream of changes, up to the table's position."""
-        stored = self.table.property(f"{self._prefix}.{_STREAMED}")
-        if stored == _EVERYWHERE:
-            return {int(partition) for partition, offset in (self.position or {}).items() if offset}
-        return set(json.loads(stored)) if stored else set()
+    def _state(self) -> SinkState:
+        return SinkState.read(self.table, self._prefix, (KEY, SOURCE_TABLES))
 
-    def _undecoded(self) -> int:
-        """How many successive records the format has failed on, up to the table's position."""
-        return int(self.table.property(f"{self._prefix}.undecoded") or 0)
-
-    def _properties(self, end: Position, written: Written) -> dict[str, str]:
-        """Table properties that the commit sets, besides the position `end`."""
-        properties = self._topic_properties()
-        properties |= self._streamed_property(end, written)
-        before = self._undecoded()
-        undecoded = written.undecoded_since(before)
-        if undecoded != before:
-            properties[f"{self._prefix}.undecoded"] = str(undecoded)
-        if self.maintenance.budget:
-            name = f"{self._prefix}.{COUNTED[0]}"
-            properties[name] = str(int(self.table.property(name) or 0) + written.bytes)
-        if self._source_tables is not None:
-            name, stored = source_tables_property(self._config), self._source_tables.to_json()
-            properties |= {name: stored} if self.table.property(name) != stored else {}
-        name, remembered = property_name(self._config), self._key.to_json()
-        if self._key.columns and self.table.property(name) != remembered:
-            properties[name] = remembered
-        return properties
-
-    def _streamed_property(self, end: Position, written: Written) -> dict[str, str]:
-        """Table property that says where rows of the stream have come from, if it changes."""
-        name = f"{self._prefix}.{_STREAMED}"
-        if not self.plan.changelog.tells_snapshots:
-            # a replay of dead letters reads nothing new, and has this mode in each table
-            reads = self._config.source.type == "kafka" and dict(end) != dict(self.position or {})
-            return {name: _EVERYWHERE} if reads and self.table.property(name) != _EVERYWHERE else {}
-        known = self._streamed()
-        # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
-        streamed = written.streamed_partitions | (set() if written.truncates else known)
-        return {name: json.dumps(sorted(streamed))} if streamed or known else {}
-
-    def _topic_properties(self) -> dict[str, str]:
-        """Table properties that say in which topic a position is, if they change."""
+    def _in_topic(self, state: SinkState) -> SinkState:
+        """The state after a position in the topic that is read."""
         topic = self.plan.section.source
         if self._config.source.type != "kafka":
-            return {}
-        name, id_name = f"{self._prefix}.{_SOURCE}", f"{self._prefix}.{_TOPIC_ID}"
-        is_other = self.table.property(name) != topic
-        properties = {name: topic} if is_other else {}
-        known, number = self.table.property(id_name), self._source.identity(topic)
+            return state
         # a command that doesn't ask for ids leaves that of the same topic as it is
-        if (number or (is_other and known)) and number != known:
-            properties[id_name] = number or ""
-        return properties
+        number = self._source.identity(topic) or (state.topic_id if state.topic == topic else "")
+        return replace(state, topic=topic, topic_id=number)
+
+    def _state_after(self, before: SinkState, end: Position, written: Written) -> SinkState:
+        """What the commit stores besides the position `end`."""
+        state = replace(self._in_topic(before), undecoded=written.undecoded_since(before.undecoded))
+        if self.plan.changelog.tells_snapshots:
+            # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
+            known = frozenset[int]() if written.truncates else before.streamed_before(self.position)
+            state = replace(state, streamed=known | written.streamed_partitions)
+        elif self._config.source.type == "kafka" and dict(end) != dict(self.position or {}):
+            # a replay of dead letters reads nothing new, and has this mode in each table
+            state = replace(state, streamed=None)
+        if self.maintenance.budget:
+            state = replace(state, written=before.written + written.bytes)
+        others = dict(state.others)
+        if self._source_tables is not None:
+            others[SOURCE_TABLES] = self._source_tables.to_json()
+        if self._key.columns:
+            others[KEY] = self._key.to_json()
+        return replace(state, others=others)
 
     def _proposed(self, end: Position, attempt: Attempt) -> Proposal:
         """What is sent to be committed. Bad records are committed here.
@@ -1118,6 +1027,8 @@ class TableSink:
                 )
             self._uncommitted.paths = [*self._uncommitted.paths, *index.new_paths]
         base = self._base if index is None else index.base
+        before = self._state()
+        changed = self._state_after(before, end, written).changes_from(before)
         request = ChangeSet(
             prefix=self._prefix,
             operation=begun.operation,
@@ -1130,7 +1041,7 @@ class TableSink:
             written_for_empty_table=begun.empty and not written.truncates,
             truncates=written.truncates > 0,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
-            properties=self._properties(end, written),
+            properties={f"{self._prefix}.{name}": value for name, value in changed.items()},
             metrics=attempt.metrics if index is None else index.added_to(attempt.metrics),
             index=index,
         )

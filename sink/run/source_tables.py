@@ -44,5 +44,9 @@ class SourceTables:
         return replace(spec, source_tables=self.names, is_mixed=self.is_mixed)
 
 
+SOURCE_TABLES = "source-tables"
+"""Last part of the property."""
+
+
 def source_tables_property(config: Config) -> str:
-    return f"{property_prefix(config)}.source-tables"
+    return f"{property_prefix(config)}.{SOURCE_TABLES}"
