@@ -226,8 +226,9 @@ def test_the_readme_is_short_and_leads_to_every_page() -> None:
     assert linked == {f"docs/{page.name}" for page in (ROOT / "docs").glob("*.md")} - {"docs/index.md"}
 
 
-def test_the_architecture_names_only_files_that_exist() -> None:
-    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("page", ["architecture", "rules", "internals"])
+def test_pages_about_the_code_name_only_files_that_exist(page: str) -> None:
+    text = (ROOT / "docs" / f"{page}.md").read_text(encoding="utf-8")
     for path in re.findall(r"`((?:changelog|deltawriters|sink)/[\w/]*(?:\.py)?)`", text):
         assert (ROOT / path).exists(), path
 
@@ -278,6 +279,12 @@ def test_dockers_own_parser_takes_the_compose_file() -> None:
     command = ["docker", "compose", "--file", str(ROOT / "docker-compose.yml"), "config", "--quiet"]
     checked = subprocess.run(command, capture_output=True, text=True)
     assert (checked.returncode, checked.stderr) == (0, "")
+
+
+def test_the_architecture_is_a_map() -> None:
+    text = (ROOT / "docs" / "architecture.md").read_text(encoding="utf-8")
+    assert len(text.splitlines()) <= 120
+    assert len(re.findall(r"^\| .* \| .* \|$", text.partition("## Glossary")[2], re.MULTILINE)) - 1 <= 25
 
 
 def test_the_parts_of_the_stack_fit_together() -> None:
