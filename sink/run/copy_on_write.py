@@ -21,7 +21,7 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import CopyGroup
 from sink.run.engine import Engine
-from sink.run.moving import dealt, moved
+from sink.run.moving import dealt, move_rows
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.targets.base import Copied, Target
@@ -51,7 +51,7 @@ class Replacement:
     copied: Copied
 
 
-def replacement(
+def replace_files(
     table: Target, engine: Engine, plan: task.RewritePlan, deleted: DeletedRows, created: list[str]
 ) -> Replacement:
     """Write the files that replace those from which rows are deleted.
@@ -67,7 +67,7 @@ def replacement(
     groups = _groups(touched.files, deleted, plan.table.target_file_size, engine.parallelism)
     total = sum(file.size_in_bytes for file in touched.files)
     try:
-        new = moved(engine, plan, groups, created, on_driver=total <= _ON_DRIVER, threads=os.cpu_count() or 1)
+        new = move_rows(engine, plan, groups, created, on_driver=total <= _ON_DRIVER, threads=os.cpu_count() or 1)
     except Exception as error:
         failure = failure_of(error)
         if failure is not None and failure.kind == "corrupt index":

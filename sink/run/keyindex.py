@@ -35,7 +35,7 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
 from sink.errors import TableError
-from sink.run.copy_on_write import Replacement, replacement
+from sink.run.copy_on_write import Replacement, replace_files
 from sink.run.engine import Engine, KeyReading
 from sink.run.table_plan import TablePlan
 from sink.spark import task
@@ -123,7 +123,7 @@ class Prepared:
 
 class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
-    results, and after the commit `committed`.
+    results, and after the commit `see_committed`.
 
     :param is_guest: see `TableSink`. What it doesn't delete, the sink's next process does.
     """
@@ -399,7 +399,7 @@ class KeyIndex:
         slice_ = replace(slice_, runs=self._synchronized().runs, dead=dict(self._synchronized().dead))
         # not the commit's name: it may be sent again with other files, before the first ones are deleted
         plan = task.RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
-        return replacement(self._table, self._engine, plan, deleted, new_paths)
+        return replace_files(self._table, self._engine, plan, deleted, new_paths)
 
     def _without_dead_ends(self, runs: list[RunInfo], dead: Mapping[str, int]) -> tuple[list[RunInfo], set[str]]:
         """The runs without the oldest ones that have only entries of dead files. There is nothing left that these could
@@ -426,7 +426,7 @@ class KeyIndex:
         """
         return self._synchronized().vectors.get(path)
 
-    def rewritten(
+    def prepare_rewrite(
         self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
     ) -> IndexCommit:
         """Like `prepare`, for a commit that moves rows to new data files.
@@ -517,7 +517,7 @@ class KeyIndex:
         index = IndexCommit(self._base, stored, written.files, removed_vectors, (), new_paths, written.bytes)
         return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
 
-    def converted(
+    def prepare_conversion(
         self, operation: str, files: Mapping[IndexedFile, int], live: Mapping[str, int], new_paths: list[str]
     ) -> IndexCommit:
         """Like `prepare`, for a commit that says by position what equality deletes say by value: which rows of data
@@ -551,7 +551,7 @@ class KeyIndex:
         paths = [file.path for file in files]
         return IndexCommit(self._base, stored, written.files, written.removed, paths, new_paths, written.bytes)
 
-    def restated(self, operation: str, referenced: Sequence[str], new_paths: list[str]) -> IndexCommit:
+    def prepare_restatement(self, operation: str, referenced: Sequence[str], new_paths: list[str]) -> IndexCommit:
         """Like `prepare`, for a commit that says deletes in another way, and changes no vector.
 
         :param operation: name of the commit.
@@ -580,7 +580,7 @@ class KeyIndex:
         self._dead_until_looked = max(_DEAD_UNTIL_LOOKED, 2 * len(kept))
         return kept
 
-    def committed(self, stored: StoredPosition | None) -> None:
+    def see_committed(self, stored: StoredPosition | None) -> None:
         """Call this after the commit that names the prepared version. Deletes files of the version before last that no
         later version has.
 
@@ -707,7 +707,7 @@ class KeyIndex:
     def _read_vectors(self, name: str) -> bytes:
         return self._content(_vectors_file(name))
 
-    def _written(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
+    def _write(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
         """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files.
 
         :param new_paths: the path of each written file is added to this list.
@@ -735,7 +735,7 @@ class KeyIndex:
         meanwhile: Meanwhile | None = None,
     ) -> dict[str, Any]:
         """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
-        written = self._written(operation, version, new_paths)
+        written = self._write(operation, version, new_paths)
         self._prepared = Prepared(operation, self._base, written, truncates, spent, meanwhile or Meanwhile())
         return {"version": operation, "base": self._base, "table": self._place}
 

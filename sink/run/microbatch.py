@@ -381,7 +381,7 @@ class TableSink:
                     if proposal is None:
                         with stage(self._observer, self.table.name, "prepare"):
                             proposal = self._proposed(pending.batch.end, attempt)
-                    if (refusal := self._sent(proposal)) is not None:
+                    if (refusal := self._send(proposal)) is not None:
                         proposal = self._again(proposal, attempt, refusal, retries)
                         continue
                 self._see_committed(pending, attempt, proposal)
@@ -410,7 +410,7 @@ class TableSink:
             retries.wait(refused)
             self._rebase()
 
-    def _sent(self, proposal: Proposal) -> Exception | None:
+    def _send(self, proposal: Proposal) -> Exception | None:
         """Send a proposal to be committed. Returns why it was refused, or None if it is committed.
 
         :raises RowdeltaError: see `Committer.commit_once`.
@@ -495,7 +495,7 @@ class TableSink:
         self.written_bytes += attempt.written.bytes
         self._adopt(attempt.begun.operation)
         if self._key_index is not None:
-            self._key_index.committed(self._stored)
+            self._key_index.see_committed(self._stored)
         if self._observer is not nobody:
             index = proposal.request.index
             if index is not None and index.copied is not None:
@@ -680,7 +680,7 @@ class TableSink:
         """
         self.table.refresh()
         self._adopt(operation)
-        key_index.committed(self._stored)
+        key_index.see_committed(self._stored)
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""

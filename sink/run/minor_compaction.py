@@ -24,7 +24,7 @@ from deltawriters.rewrite import RewriteGroup
 from sink.errors import RowdeltaError, TemporaryError
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
-from sink.run.moving import moved
+from sink.run.moving import move_rows
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.written import Uncommitted
 from sink.spark import task
@@ -191,8 +191,8 @@ class MinorCompaction:
                 spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name, order
             )
             on_driver = sum(group.size_in_bytes for group in groups) <= _ON_DRIVER
-            new = moved(self._engine, plan, groups, written.paths, on_driver=on_driver)
-            index = key_index.rewritten(name, gone, new.runs, written.paths)
+            new = move_rows(self._engine, plan, groups, written.paths, on_driver=on_driver)
+            index = key_index.prepare_rewrite(name, gone, new.runs, written.paths)
         except Exception as error:
             # any error is caught: nothing is lost if the small files stay
             written.delete()

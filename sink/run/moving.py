@@ -33,7 +33,7 @@ class Moved:
     bytes: int
 
 
-def moved(
+def move_rows(
     engine: Engine,
     plan: task.RewritePlan,
     groups: task.Groups,

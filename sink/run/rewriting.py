@@ -29,7 +29,7 @@ from deltawriters.rewrite import RewriteGroup
 from sink.run.engine import Engine
 from sink.run.job_errors import JOB_ERRORS, before_commit, job_error
 from sink.run.keyindex import KeyIndex, Pin
-from sink.run.moving import moved
+from sink.run.moving import move_rows
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.written import Uncommitted
@@ -208,7 +208,7 @@ class Rewriting:
         pin = begun.pin
         plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
         try:
-            new = moved(self._engine, plan, begun.groups, begun.uncommitted.paths)
+            new = move_rows(self._engine, plan, begun.groups, begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
@@ -316,12 +316,12 @@ class Rewriting:
         """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
         with before_commit(self._table.name):
             (group,) = begun.groups
-            merged = self._table.merged_deletes(paths, group.live or (), begun.files)
+            merged = self._table.merge_deletes(paths, group.live or (), begun.files)
             is_same = key_index.holds(begun.pin) and self._table.layout == begun.written_for
             if merged is None or not is_same:
                 log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
                 return False
-            index = key_index.restated(begun.name, merged.referenced, new_paths)
+            index = key_index.prepare_restatement(begun.name, merged.referenced, new_paths)
         index = replace(index, files=merged.files, bytes=begun.written_bytes)
         self._send(begun, operation, (), merged.handles, index)
         begun.uncommitted.discard(merged.dropped)

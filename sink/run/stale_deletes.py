@@ -114,13 +114,13 @@ class StaleDeletes:
     ) -> IndexCommit:
         key_index.synchronize(stored)
         live = self._live_rows({file.path for file in found.files})
-        return key_index.converted(uuid4().hex[:16], found.files, live, new_paths)
+        return key_index.prepare_conversion(uuid4().hex[:16], found.files, live, new_paths)
 
     def _same_index(self, key_index: KeyIndex | None, stored: StoredPosition, new_paths: list[str]) -> IndexCommit:
         if key_index is None:
             return IndexCommit(self._table.snapshot_id(), {}, (), (), (), ())
         key_index.synchronize(stored)
-        return key_index.restated(uuid4().hex[:16], (), new_paths)
+        return key_index.prepare_restatement(uuid4().hex[:16], (), new_paths)
 
     def _replaced(
         self,

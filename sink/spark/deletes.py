@@ -43,7 +43,7 @@ _MOST = 32 * 1024 * 1024
 """And at most about so many. It needs a few times as much memory."""
 
 
-def new_deletes(
+def unite_deletes(
     spark: SparkSession,
     name: str,
     table: Table,

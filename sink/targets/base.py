@@ -821,7 +821,7 @@ class Target(TableState):
     def handles(self, paths: Collection[str]) -> Sequence[Any]:
         """What names data files in a `Rewrite`, with the deletes that are only about them, of those that are live."""
 
-    def merged_deletes(
+    def merge_deletes(
         self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
     ) -> MergedDeletes | None:
         """What a commit replaces that merges position delete files.

@@ -170,12 +170,12 @@ def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_where_rows_were_moved(patch: pytest.MonkeyPatch) -> None:
-    original = KeyIndex.rewritten
+    original = KeyIndex.prepare_rewrite
 
-    def rewritten(self: KeyIndex, operation: str, gone: Any, runs: Any, new_paths: Any) -> IndexCommit:
+    def prepare_rewrite(self: KeyIndex, operation: str, gone: Any, runs: Any, new_paths: Any) -> IndexCommit:
         return original(self, operation, gone, (), new_paths)
 
-    patch.setattr(KeyIndex, "rewritten", rewritten)
+    patch.setattr(KeyIndex, "prepare_rewrite", prepare_rewrite)
 
 
 def _keep_files_of_given_up_attempts(patch: pytest.MonkeyPatch) -> None:
@@ -269,12 +269,12 @@ def _copy_rows_that_others_have_deleted(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_where_rows_were_copied(patch: pytest.MonkeyPatch) -> None:
-    original = copy_on_write.replacement
+    original = copy_on_write.replace_files
 
-    def replacement(*args: Any) -> Any:
+    def replace_files(*args: Any) -> Any:
         return replace(original(*args), runs=[])
 
-    patch.setattr(keyindex, "replacement", replacement)
+    patch.setattr(keyindex, "replace_files", replace_files)
 
 
 def _drop_runs_with_live_rows(patch: pytest.MonkeyPatch) -> None:

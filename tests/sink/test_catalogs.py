@@ -226,7 +226,7 @@ def test_a_token_that_the_catalog_does_not_know_any_more(
         properties["oauth2-server-uri"] = door.token_url
         add_catalog(spark, "revoked", properties)
         catalogs = IcebergCatalogs(spark)
-        catalogs.created("revoked.token.orders", spark.createDataFrame([], "id bigint").schema, [], {})
+        catalogs.create_table("revoked.token.orders", spark.createDataFrame([], "id bigint").schema, [], {})
         tables = [catalogs.load("revoked.token.orders") for _ in range(2)]
         door.expire_tokens()
         for table in tables:

@@ -1126,7 +1126,7 @@ def test_what_could_not_be_prepared_for_the_commit_is_deleted(job: Job) -> None:
         raise OSError(28, "No space left on device")
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(KeyIndex, "_written", full)
+        patch.setattr(KeyIndex, "_write", full)
         with pytest.raises(TemporaryError, match="could not be read or written"):
             job.run()
     assert job.unreferenced_files() == []

@@ -22,7 +22,7 @@ from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.old_rows import DeletedRows, DeleteGroup, tell
 from deltawriters.vectors import LostVectorError
 from sink.spark import deletes as delete_tasks
-from sink.spark.deletes import new_deletes
+from sink.spark.deletes import unite_deletes
 
 pytestmark = pytest.mark.spark
 
@@ -57,7 +57,7 @@ def made(
     created: list[str],
 ) -> list[Any]:
     table: Any = Table()
-    return new_deletes(
+    return unite_deletes(
         spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda found, fact: found.size + fact, unite, created
     )
 

@@ -13,7 +13,7 @@ from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.rewrite import CopyGroup
 from sink.run import copy_on_write
-from sink.run.moving import moved
+from sink.run.moving import move_rows
 from sink.spark import task
 
 MB = 1024 * 1024
@@ -76,5 +76,5 @@ def test_after_an_error_on_the_driver_all_files_are_known(monkeypatch: pytest.Mo
     plan = Mock(operation="operation")
     two = groups(("a", 2), ("b", 2))
     with pytest.raises(OSError, match="the disk is full"):
-        moved(Mock(), plan, two, created, on_driver=True, threads=4)
+        move_rows(Mock(), plan, two, created, on_driver=True, threads=4)
     assert created == ["file of 1"]

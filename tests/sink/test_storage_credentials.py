@@ -171,7 +171,7 @@ def test_a_table_is_loaded_again_before_its_credentials_expire(
     add_catalog(spark, "vending", {"type": "rest", "uri": catalog.uri})
     catalogs = IcebergCatalogs(spark)
     columns = spark.createDataFrame([], "id bigint").schema
-    catalogs.created("vending.shop.reloaded", columns, [], {})
+    catalogs.create_table("vending.shop.reloaded", columns, [], {})
     table = catalogs.load("vending.shop.reloaded")
     assert table is not None
     first = f"vended {catalog.loads}"
@@ -200,7 +200,7 @@ def test_a_table_is_loaded_again_before_its_credentials_expire(
 
     monkeypatch.setattr(iceberg, "time", SimpleClock(now + 9999))
     spark.sql("DROP TABLE vending.shop.reloaded")
-    catalogs.created("vending.shop.reloaded", columns, [], {})
+    catalogs.create_table("vending.shop.reloaded", columns, [], {})
     with pytest.raises(TableGoneError, match="was dropped and created again"):
         table.refresh()
 

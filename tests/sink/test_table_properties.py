@@ -139,7 +139,7 @@ def test_the_catalogs_defaults_win_over_ours(spark: SparkSession, tmp_path: Path
     for key, value in settings.items():
         spark.conf.set(f"{prefix}.{key}", value)
     columns = spark.createDataFrame([], "id bigint").schema
-    table = IcebergCatalogs(spark).created(f"{name}.shop.orders", columns, [], {})
+    table = IcebergCatalogs(spark).create_table(f"{name}.shop.orders", columns, [], {})
     assert table.spec.format_version == 3
     assert table.property("write.metadata.delete-after-commit.enabled") == "false"
     assert table.property("write.metadata.previous-versions-max") == "100"

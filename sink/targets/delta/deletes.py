@@ -65,7 +65,7 @@ class VectorDeletes(Deletes):
             else:
                 kept.append(file)
         changed = [file.path for file in kept if file.path in deleted]
-        vectors = stored_vectors(self._table, [deleted[path] for path in changed], self._factory.created)
+        vectors = write_vectors(self._table, [deleted[path] for path in changed], self._factory.created)
         descriptors = dict(zip(changed, vectors, strict=True))
         return [_with_vector(file, descriptors[file.path]) if file.path in descriptors else file for file in kept]
 
@@ -75,7 +75,7 @@ class VectorDeletes(Deletes):
         return {self._files.path(number): bitmap(pos[places]) for number, places in grouped(file)}
 
 
-def stored_vectors(table: VectorTable, vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
+def write_vectors(table: VectorTable, vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
     """Descriptors of new vectors, all in one file, which is written here.
 
     Small ones aren't kept in the actions (PROTOCOL.md allows it): Delta's own VACUUM fails on a table that has such

@@ -16,15 +16,15 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
-from sink.spark.deletes import new_deletes
+from sink.spark.deletes import unite_deletes
 from sink.targets.base import WrittenDeletes
 from sink.targets.delta.live_files import Add, relative
 from sink.targets.delta.statistics import with_wide_bounds
-from sink.targets.delta.uniting import Before, united
+from sink.targets.delta.uniting import Before, unite
 from sink.targets.delta.writers import DeltaTableSpec
 
 
-def written_deletes(
+def write_deletes(
     spark: SparkSession,
     name: str,
     table: DeltaTableSpec,
@@ -42,7 +42,7 @@ def written_deletes(
     adds = live_adds(table.location, live, rows.found)
     before = {path: Before(stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
     try:
-        changed = new_deletes(spark, name, table, rows, before, _cost, united, created)
+        changed = unite_deletes(spark, name, table, rows, before, _cost, unite, created)
     except LostVectorError as error:
         raise TableError(
             f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "

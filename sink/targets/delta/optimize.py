@@ -13,7 +13,7 @@ from sink.targets.delta.state import DeltaState
 log = logging.getLogger("rowdelta")
 
 
-def compacted(table: DeltaState, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
+def compact_files(table: DeltaState, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
     """See `Target.compact`. `limits.where` may name partition columns only. In a clustered table OPTIMIZE orders rows
     too, however many bytes that takes, so such a table is left to its owner.
     """

@@ -39,8 +39,8 @@ from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.history import DeltaHistory
 from sink.targets.delta.live_files import file_actions, full
 from sink.targets.delta.log import Commit, CommitRefusedError, DeltaLog
-from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, written_deletes
-from sink.targets.delta.optimize import compacted
+from sink.targets.delta.new_vectors import live_add, live_adds, remove_of, write_deletes
+from sink.targets.delta.optimize import compact_files
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.rows_in_files import PARTITION, PATH, ROW, rows_in_files
 from sink.targets.delta.small_files import candidates, counted, rewritables
@@ -243,7 +243,7 @@ class DeltaTable(DeltaState):
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
     ) -> WrittenDeletes:
-        return written_deletes(self.spark, self.name, self.spec, rows, self.live, created)
+        return write_deletes(self.spark, self.name, self.spec, rows, self.live, created)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         files, handles = list[TouchedFile](), list[Mapping[str, Any]]()
@@ -286,7 +286,7 @@ class DeltaTable(DeltaState):
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
     ) -> tuple[Sequence[str], WrittenDeletes]:
         new = {unquote(action["add"]["path"]): action["add"] for action in map(json.loads, files)}
-        written = written_deletes(self.spark, self.name, self.spec, rows, new, created)
+        written = write_deletes(self.spark, self.name, self.spec, rows, new, created)
         for text in written.removed:
             del new[unquote(json.loads(text)["remove"]["path"])]
         kept = [json.dumps({"add": add}) for add in new.values()]
@@ -321,7 +321,7 @@ class DeltaTable(DeltaState):
         return found
 
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
-        return compacted(self, limits, dry_run=dry_run)
+        return compact_files(self, limits, dry_run=dry_run)
 
     def index_forbidden_at(self, location: str) -> str | None:
         location = in_one_form(location)

@@ -10,7 +10,7 @@ from pyroaring import BitMap64
 
 from deltawriters.old_rows import DeleteGroup
 from deltawriters.vectors import LostVectorError
-from sink.targets.delta.deletes import stored_vectors
+from sink.targets.delta.deletes import write_vectors
 from sink.targets.delta.vectors import Descriptor, read_vectors
 from sink.targets.delta.writers import DeltaTableSpec
 
@@ -40,7 +40,7 @@ class After:
     vector: dict[str, Any] | None
 
 
-def united(table: DeltaTableSpec, group: DeleteGroup[Before], created: list[str]) -> list[After]:
+def unite(table: DeltaTableSpec, group: DeleteGroup[Before], created: list[str]) -> list[After]:
     """Write the new vectors of a group into one file. A file whose rows somebody else has deleted already gets none.
 
     :param created: the path of the file is added to it before the file is written.
@@ -63,7 +63,7 @@ def united(table: DeltaTableSpec, group: DeleteGroup[Before], created: list[str]
             changed[path] = rows, positions
         else:
             after.append(After(path, rows, None))
-    vectors = stored_vectors(table, [positions for _, positions in changed.values()], created)
+    vectors = write_vectors(table, [positions for _, positions in changed.values()], created)
     after += [After(path, rows, vector) for (path, (rows, _)), vector in zip(changed.items(), vectors, strict=True)]
     return after
 

@@ -69,18 +69,18 @@ class IcebergCatalogs:
         :raises ConfigError: see `partition_spec`.
         """
         spec = self.partition_spec(columns, section.partition_fields, path)
-        return self.created(section.target, columns, section.key, properties, spec)
+        return self.create_table(section.target, columns, section.key, properties, spec)
 
     def create_log(self, name: str, columns: T.StructType, properties: Mapping[str, str], writer: str) -> IcebergTable:
         # When several writers commit at the same time, Iceberg tells their files apart by the bounds of the column. By
         # default these have only the first 16 characters of a text.
-        return self.created(name, columns, [], {**properties, f"write.metadata.metrics.column.{writer}": "full"})
+        return self.create_table(name, columns, [], {**properties, f"write.metadata.metrics.column.{writer}": "full"})
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
         if section.partition_by:
             self.partition_spec(columns, section.partition_fields, path)
 
-    def created(
+    def create_table(
         self,
         name: str,
         columns: T.StructType,

@@ -93,7 +93,7 @@ class IcebergCommitter(Committer):
         except JAVA_ERRORS as error:  # nothing was sent
             refusal: Exception = error
         else:
-            settled = self._settled(staged)
+            settled = self._settle(staged)
             if settled is None:
                 self._login_refused = False
                 self._see_committed(request, staged)
@@ -238,7 +238,7 @@ class IcebergCommitter(Committer):
     def _send(self, staged: _Staged) -> None:
         staged.transaction.commitTransaction()
 
-    def _settled(self, staged: _Staged) -> Exception | None:
+    def _settle(self, staged: _Staged) -> Exception | None:
         """Send the transaction. Returns the refusal if it is certain that nothing was committed, and None if it was.
 
         A refusal alone isn't certain: if the answer to a request was lost, the client sends the request again, and then
@@ -319,7 +319,7 @@ class IcebergCommitter(Committer):
             staged = self._stage_rewrite(request)
         except JAVA_ERRORS as error:  # staging failed, so nothing was sent
             raise TableChangedError(java_message(error)) from None
-        refusal = self._settled(staged)
+        refusal = self._settle(staged)
         if refusal is not None:
             raise TableChangedError(java_message(refusal))
 
@@ -334,7 +334,7 @@ class IcebergCommitter(Committer):
         created: list[str] = []
         try:
             staged = self._stage_reset(prefix, state, kept, empty=empty, created=created)
-            refusal = self._settled(staged)
+            refusal = self._settle(staged)
         except JAVA_ERRORS as error:  # nothing was sent
             refusal = error
         if refusal is None:

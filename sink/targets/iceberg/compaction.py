@@ -68,7 +68,7 @@ class _Due:
         return (self.opened - self.new) * count // max(1, len(self.sizes))
 
 
-def compacted(table: JavaTable, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
+def compact_files(table: JavaTable, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
     """See `Target.compact`. Delete files that no longer apply to anything aren't looked for: Iceberg's own procedure
     for that would drop deletes that reach into all partitions, and the stream may write some meanwhile.
     """

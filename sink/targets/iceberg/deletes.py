@@ -10,17 +10,17 @@ from pyspark.sql import SparkSession
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
-from sink.spark.deletes import new_deletes
+from sink.spark.deletes import unite_deletes
 from sink.targets.base import WrittenDeletes
-from sink.targets.iceberg.position_deletes import deleted_by_position
-from sink.targets.iceberg.uniting import Before, united
+from sink.targets.iceberg.position_deletes import write_position_deletes
+from sink.targets.iceberg.uniting import Before, unite
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 _BYTES_A_ROW = 8
 """Cost of a row in a v2 delete file, in bytes of a vector that take as long to unite."""
 
 
-def written_deletes(
+def write_deletes(
     spark: SparkSession,
     table_name: str,
     table: IcebergTableSpec,
@@ -39,8 +39,8 @@ def written_deletes(
         return WrittenDeletes()
     if table.format_version < 3:
         nothing = dict.fromkeys(rows.found)  # delete files come beside those that there are
-        write = functools.partial(deleted_by_position, name)
-        files = new_deletes(spark, table_name, table, rows, nothing, _cost_by_position, write, created)
+        write = functools.partial(write_position_deletes, name)
+        files = unite_deletes(spark, table_name, table, rows, nothing, _cost_by_position, write, created)
         return WrittenDeletes(
             [json.dumps(file.description) for file in files],
             bytes=sum(file.size_in_bytes for file in files),
@@ -48,8 +48,8 @@ def written_deletes(
         )
     before = {path: Before(known(path), tuple(parquet_deletes.get(path, ()))) for path in rows.found}
     try:
-        vectors = new_deletes(
-            spark, table_name, table, rows, before, _cost_of_vector, functools.partial(united, name), created
+        vectors = unite_deletes(
+            spark, table_name, table, rows, before, _cost_of_vector, functools.partial(unite, name), created
         )
     except LostVectorError as error:
         raise TableError(

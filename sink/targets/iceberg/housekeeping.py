@@ -31,7 +31,7 @@ _MAX_AGE, _MIN_SNAPSHOTS = "history.expire.max-snapshot-age-ms", "history.expire
 """The table's own wishes. The larger of these and the configuration's count."""
 
 
-def expired(table: JavaTable, older_than: timedelta, retain_last: int, keep: int | None) -> int:
+def expire_snapshots(table: JavaTable, older_than: timedelta, retain_last: int, keep: int | None) -> int:
     """See `Target.expire`. Branches and tags keep what they need by rules of their own (`ExpireSnapshots`).
 
     Spark's procedure compares the files of what stays with those of what goes. `Table.expireSnapshots` alone would
@@ -101,7 +101,7 @@ def _limits(table: JavaTable, older_than: timedelta, retain_last: int, keep: int
     return before, retain_last
 
 
-def orphans_removed(table: JavaTable, older_than: timedelta, *, dry_run: bool) -> list[str]:
+def remove_orphans(table: JavaTable, older_than: timedelta, *, dry_run: bool) -> list[str]:
     """See `Target.remove_orphans`. Only in the folders in which Iceberg writes by default: another table may be inside
     the table's folder, such as one of a namespace of its name.
     """

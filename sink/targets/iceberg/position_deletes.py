@@ -154,7 +154,9 @@ class PositionDeletes(Deletes):
         yield from write_deletion_vectors(self._table.io, path, vectors)
 
 
-def deleted_by_position(name: str, table: TableSpec, group: DeleteGroup[None], created: list[str]) -> list[ContentFile]:
+def write_position_deletes(
+    name: str, table: TableSpec, group: DeleteGroup[None], created: list[str]
+) -> list[ContentFile]:
     """Write the position delete files of a group of data files (v2).
 
     :param name: beginning of the files' names.

@@ -115,10 +115,10 @@ def handles(table: JavaTable, paths: Collection[str]) -> Sequence[JavaObject]:
     return found
 
 
-def merged_deletes(
+def merge_deletes(
     table: JavaTable, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
 ) -> MergedDeletes | None:
-    """See `Target.merged_deletes`."""
+    """See `Target.merge_deletes`."""
     scans = table.current_scans()
     live = table.scanned_paths(scans)
     own = {number: path for number, path in enumerate(live) if path in data_files}

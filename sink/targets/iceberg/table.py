@@ -30,15 +30,15 @@ from sink.targets.base import (
 )
 from sink.targets.iceberg.changes import Changes, live_files, rows_of
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.iceberg.compaction import compacted
+from sink.targets.iceberg.compaction import compact_files
 from sink.targets.iceberg.dangling import dangling_deletes
-from sink.targets.iceberg.deletes import written_deletes
+from sink.targets.iceberg.deletes import write_deletes
 from sink.targets.iceberg.errors import table_error
 from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
 from sink.targets.iceberg.history import IcebergHistory
-from sink.targets.iceberg.housekeeping import expired, has_expired, orphans_removed, stored_at
+from sink.targets.iceberg.housekeeping import expire_snapshots, has_expired, remove_orphans, stored_at
 from sink.targets.iceberg.java_table import JavaTable, quoted_name
-from sink.targets.iceberg.rewritables import equality_deleted, handles, merged_deletes, rewritables
+from sink.targets.iceberg.rewritables import equality_deleted, handles, merge_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
 from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.locations import in_one_form
@@ -188,7 +188,7 @@ class IcebergTable(JavaTable):
         parquet_deletes: Mapping[str, Sequence[str]],
         created: list[str],
     ) -> WrittenDeletes:
-        return written_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, created)
+        return write_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, created)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         return touched_files(self, paths)
@@ -207,17 +207,15 @@ class IcebergTable(JavaTable):
     def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
         return handles(self, paths)
 
-    def merged_deletes(
+    def merge_deletes(
         self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
     ) -> MergedDeletes | None:
-        return merged_deletes(self, paths, data_files, files)
+        return merge_deletes(self, paths, data_files, files)
 
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
     ) -> tuple[Sequence[str], WrittenDeletes]:
-        written = written_deletes(
-            self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, created
-        )
+        written = write_deletes(self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, created)
         return files, written
 
     def equality_deletes(self) -> EqualityDeleted | None:
@@ -232,13 +230,13 @@ class IcebergTable(JavaTable):
         return has_expired(self, older_than, retain_last, keep)
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
-        return expired(self, older_than, retain_last, keep)
+        return expire_snapshots(self, older_than, retain_last, keep)
 
     def stored_at(self) -> int:
         return stored_at(self)
 
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
-        return orphans_removed(self, older_than, dry_run=dry_run)
+        return remove_orphans(self, older_than, dry_run=dry_run)
 
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
-        return compacted(self, limits, dry_run=dry_run)
+        return compact_files(self, limits, dry_run=dry_run)

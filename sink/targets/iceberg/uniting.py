@@ -31,7 +31,7 @@ class Before:
     parquet_deletes: tuple[str, ...]
 
 
-def united(
+def unite(
     name: str, table: IcebergTableSpec, group: DeleteGroup[Before], created: list[str]
 ) -> list[Mapping[str, Any]]:
     """Write the new vectors of a group into one Puffin file. Returns them as `ContentFileParser` JSON.
