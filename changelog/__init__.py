@@ -9,6 +9,5 @@
     decoding     `ChangelogDecoder` puts these modules together, for Spark tasks
 
 This package does no I/O, except that `schema_registry` asks the schema registry. Column types are Spark's
-(`pyspark.sql.types`), which need no JVM. Only `row_kind_columns` needs one: it handles the Parquet files that
-`row_kind_parquet` leaves to Spark. All other modules work on Arrow arrays, and `changelog.rows` imports no Spark.
+(`pyspark.sql.types`), which need no JVM. All modules work on Arrow arrays, and `changelog.rows` imports no Spark.
 """

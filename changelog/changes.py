@@ -26,6 +26,8 @@ RAW_SCHEMA = pa.schema(
 """A record as its source gave it. For files, `source` is the file's path, and of the other columns only `value` has a
 value.
 """
+COLUMNS = "columns"
+"""A further column that raw records may have (struct): the row's typed columns, in the place of `value`."""
 MOVED_AWAY = "moved_away"
 """A further column that raw records may have (bool): a header of the message says that its row goes to another key."""
 

@@ -23,6 +23,7 @@ from pyspark.sql.pandas.types import from_arrow_schema, to_arrow_type
 
 from changelog import formats
 from changelog.changes import (
+    COLUMNS,
     RAW_SCHEMA,
     BadOptionError,
     Changes,
@@ -57,7 +58,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
 from changelog.values.encoded import MAYBE_BASE64
-from changelog.values.nested import has_more, is_nested, more
+from changelog.values.nested import has_more, is_nested, json_text, more
 
 CHANGES_PER_RECORD = 1 << 16
 """The order value of a change is its record's offset times this number, plus the place of the change in the record."""
@@ -260,7 +261,7 @@ class _TaskDecoder:
                     self._check_inserts(found, bad)
                 if self._evolves and found.unknown:
                     self._observe_fields(found)
-                if self._spec.schema_changes == "fail":
+                if self._spec.schema_changes == "fail" and COLUMNS not in raw.schema.names:
                     self._observe_missing(raw, found)
                 has_images |= self._has_images(found)
                 parts.append((found.record.to_numpy(), self._row_columns(raw, found, bad)))
@@ -319,7 +320,7 @@ class _TaskDecoder:
 
     def _explain(self, raw: pa.RecordBatch, bad: _Bad) -> None:
         """Add what the bad records are, if they are none of the format's messages."""
-        if not bad.errors or self._format_name not in formats.OURS:
+        if not bad.errors or self._format_name not in formats.OURS or COLUMNS in raw.schema.names:
             return
         from changelog.recognition import mistaken  # this loads much, and most tasks have no bad record
 
@@ -569,9 +570,22 @@ def _packed(raw: pa.RecordBatch, rows: pa.Array, classes: pa.Array, reasons: pa.
     :param rows: int64; row numbers in `raw`.
     """
     parts: dict[str, pa.Array] = {name: raw.column(name).take(rows) for name in RAW_SCHEMA.names}
+    if COLUMNS in raw.schema.names:
+        parts["value"] = _as_json(raw.column(COLUMNS).take(rows))
     parts |= {"error_class": classes, "reason": reasons}
     fields = list(_BAD)
     return pa.StructArray.from_arrays([parts[f.name].cast(f.type) for f in fields], fields=fields)
+
+
+def _as_json(columns: pa.StructArray) -> pa.Array:
+    """Typed columns of rows as JSON objects. Times are texts, since Arrow has some that Python hasn't."""
+    names = [field.name for field in columns.type]
+    values = [
+        convert(Wire(column), pa.string())[0] if pa.types.is_temporal(column.type) else column
+        for column in columns.flatten()
+    ]
+    shown = pa.StructArray.from_arrays(values, names=names)
+    return pa.array([json_text(row, shown.type) for row in shown.to_pylist()], pa.string())
 
 
 def _flags(values: pa.Array | None) -> Mask | None:

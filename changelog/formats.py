@@ -22,7 +22,7 @@ OURS = {
     "dms-json": "changelog.dms_json:DmsJson",
     "maxwell-json": "changelog.maxwell_json:MaxwellJson",
     "ogg-json": "changelog.ogg_json:OggJson",
-    "row-kind": "changelog.row_kind:RowKindJson",
+    "row-kind": "changelog.row_kind:RowKindRows",
 }
 
 

@@ -21,7 +21,7 @@ on with all its values. One that only looks like half of a move is compared with
 table's (`_rowdelta_moved` begins with a separator).
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 
 import numpy as np
 import numpy.typing as npt
@@ -84,17 +84,6 @@ def bared(rows: pa.Table, spec: ChangelogSpec) -> pa.Table:
             field = rows.schema.field(place)
             rows = rows.set_column(place, field, pc.if_else(keeps, rows.column(place), pa.scalar(None, field.type)))
     return rows
-
-
-def marked(spec: ChangelogSpec, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Mark and bare the removals of changelog rows that are in the order of their source, if nobody has yet."""
-    for batch in batches:
-        if batch.column(MOVED).null_count < len(batch) or sets_row(batch.column(KIND).to_numpy()).all():
-            yield batch
-            continue
-        number, zeros = np.arange(len(batch)), np.zeros(len(batch), np.int64)
-        rows = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros)
-        yield from bared(rows, spec).combine_chunks().to_batches()
 
 
 def _halves(

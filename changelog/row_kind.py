@@ -1,5 +1,5 @@
-"""Rows that carry their kind, as JSON objects with a field `row_kind`. `changelog.row_kind_parquet` decodes such rows
-from the typed columns of Parquet files.
+"""Rows that carry their kind, as JSON objects with a field `row_kind`, or as typed columns of Parquet files
+(`changelog.row_kind_parquet`).
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
@@ -14,14 +14,15 @@ from the typed columns of Parquet files.
 update_before: [], delete: [D]}`. A -U and a -D carry the whole old row.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import Changes, Rejected, Wire, WireType
+from changelog.changes import COLUMNS, Changes, Rejected, Wire, WireType
 from changelog.json_records import JsonReader, Leaf, Object, Parsed
 from changelog.message_keys import MessageKeys
 from changelog.paths import at_path, with_path
@@ -29,7 +30,7 @@ from changelog.row_images import TEXT, at_field, bytes_type, each, rejected, tex
 from changelog.rows import BadRecord, RowKind
 from changelog.shown_values import shown_texts
 from changelog.source_tables import Found
-from changelog.spec import ChangelogSpec
+from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
 
 OPTIONS: Mapping[str, tuple[str, ...]] = {
@@ -83,8 +84,8 @@ class Kinds:
         return pa.array([int(kind) for kind in self.meanings.values()], pa.int8()).take(places)
 
 
-class RowKindJson:
-    """Decodes JSON rows."""
+class RowKindRows:
+    """Decodes rows."""
 
     OPTIONS = OPTIONS
     REQUIRED: tuple[str, ...] = ()
@@ -105,28 +106,45 @@ class RowKindJson:
         self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
+        if COLUMNS in records.schema.names:
+            numbers = pa.array(np.arange(len(records)))
+            yield from self._changes(Parsed(numbers, records.column(COLUMNS)), _field, lambda _: WireType())
+            return
         if not self._spec.inserts_only:
             yield from self._message_keys.stated(records)
-        yield from each(self._reader, records, lambda _, found: self._changes(found))
+        yield from each(self._reader, records, lambda _, found: self._changes(found, _leaf, bytes_type))
 
-    def _changes(self, found: Parsed) -> Iterator[Changes | Rejected]:
+    def _changes(
+        self,
+        found: Parsed,
+        leaf: Callable[[pa.StructArray, str], pa.Array],
+        wire_type: Callable[[ColumnSpec], WireType],
+    ) -> Iterator[Changes | Rejected]:
+        """:param leaf: the values of the field that has the kind, or of one in `order_by`.
+        :param wire_type: what is known of a column's values.
+        """
         record, rows = found.record, found.values
-        op = text(_leaf(rows, self._kinds.column))
+        op = text(leaf(rows, self._kinds.column))
         kind = self._kinds.meant(op)
         shown = pc.fill_null(shown_texts(op, visible=self._spec.show_values), "missing")
         expected = f"; expected one of {self._kinds.expected}"
         reasons = pc.binary_join_element_wise(f"{self._kinds.column} is ", shown, expected, "")
         yield from rejected(record, kind.is_null(), BadRecord.UNKNOWN_OPERATION, reasons)
-        known = kind.is_valid()
-        record, rows, kind, op = record.filter(known), rows.filter(known), kind.filter(known), op.filter(known)
+        if kind.null_count:
+            known = kind.is_valid()
+            record, rows, kind, op = record.filter(known), rows.filter(known), kind.filter(known), op.filter(known)
         yield Changes(
             record=record,
             kind=kind,
-            fields={c.field: Wire(at_field(rows, c.field), bytes_type(c)) for c in self._spec.columns},
-            order=[Wire(_leaf(rows, name)) for name, _ in self._spec.order_by],
+            fields={c.field: Wire(_field(rows, c.field), wire_type(c)) for c in self._spec.columns},
+            order=[Wire(leaf(rows, name)) for name, _ in self._spec.order_by],
             unknown=found.unknown,
             metadata={"_op": op},
         )
+
+
+def _field(rows: pa.StructArray, name: str) -> pa.Array:
+    return at_field(rows, name) if rows.type.get_field_index(name) >= 0 else pa.nulls(len(rows))
 
 
 def _leaf(rows: pa.StructArray, path: str) -> pa.Array:

@@ -1,162 +1,181 @@
-"""Arrow decodes Parquet files of rows that carry their kind. This module handles the common case of
-`changelog.row_kind_columns`, at a fraction of its cost.
-
-It decodes only plain files: all columns have exactly the table's types, and all rows can be applied. For other files
-(other types, missing columns, dates of an old calendar, bad records) it raises `NotPlainError`, and Spark reads them.
+"""Reads Parquet files of rows that carry their kind into raw records with typed columns, which `changelog.row_kind`
+decodes.
 """
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
+from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.decoding import decoded_schema
-from changelog.moves import bared, with_moves
+from changelog.changes import COLUMNS, RAW_SCHEMA
 from changelog.row_kind import Kinds
-from changelog.rows import BAD, KIND, MOVED, SNAPSHOT, RowKind, order_column, sets_row
+from changelog.rows import FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
+from changelog.values.nested import is_nested
 
 MOST_BYTES = 32 * 1024 * 1024
-"""The largest file that is decoded here. Python and the JVM each hold the whole file in memory."""
+"""The largest file that is read whole. Python and the JVM each hold the whole file in memory."""
+SOURCE = f"{PREFIX}source"
+"""The column with the file's path, where Spark reads the files."""
 
 _OLD_CALENDAR = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 _WRITTEN_BY_SPARK = b"org.apache.spark.version"
 
 
-class NotPlainError(Exception):
-    """The file needs Spark's reader and its checks. The file may still be right."""
+class UnreadableFileError(Exception):
+    """A change file can't be read for its table. The message is for people."""
+
+
+def columns_to_read(spec: ChangelogSpec) -> T.StructType:
+    """Columns that change files have: the kind, the table's columns, the order columns."""
+    kind = Kinds.of(spec.options).column
+    kind_type = T.LongType() if spec.options.get("column_type") == "integer" else T.StringType()
+    fields = {kind: T.StructField(kind, kind_type)}
+    for column in spec.columns:
+        dtype = T.StringType() if column.is_uuid else column.type
+        fields.setdefault(column.field, T.StructField(column.field, dtype))
+    for name, order_type in spec.order_by:
+        fields.setdefault(name, T.StructField(name, order_type))
+    return T.StructType(list(fields.values()))
+
+
+def typed_records(columns: Mapping[str, pa.Array], source: pa.Array, file: pa.Array, row: pa.Array) -> pa.RecordBatch:
+    """Raw records (`RAW_SCHEMA`) whose rows are in `COLUMNS`.
+
+    :param columns: by the names of the files' columns; n rows.
+    :param source: the path of each row's file.
+    :param file: the file's number in the order of files (int32), and `row` the row's number in the file (int64).
+    """
+    values = pa.StructArray.from_arrays(list(columns.values()), names=list(columns))
+    raw = [source if name == "source" else pa.nulls(len(source), dtype) for name, dtype in _RAW]
+    return pa.RecordBatch.from_arrays([*raw, file, row, values], [*RAW_SCHEMA.names, FILE, ROW, COLUMNS])
+
+
+_RAW = [(field.name, field.type) for field in RAW_SCHEMA]
 
 
 @dataclass(frozen=True)
-class PlainRows:
-    """Decodes plain files, for Spark tasks. The object pickles small.
+class FileReader:
+    """Reads whole files, for Spark tasks. The object pickles small.
 
-    :param batch_rows: the most rows of a decoded batch.
+    :param batch_rows: the most rows of a batch.
     """
 
     spec: ChangelogSpec
     batch_rows: int
 
-    @classmethod
-    def of(cls, spec: ChangelogSpec, batch_rows: int) -> "PlainRows | None":
-        """A decoder for the table, or None if no file of the table is plain. That is so if the table has a UUID column,
-        since files have UUIDs as text, or metadata columns, since `_source` is the path as Spark spells it.
-        """
-        has_plain = not spec.metadata and not any(column.is_uuid or column.width for column in spec.columns)
-        return cls(spec, batch_rows) if has_plain else None
-
-    def __call__(self, content: bytes, file: int = 0) -> Iterator[pa.RecordBatch]:
-        """The file's rows as changelog rows: `decoded_schema`, without the column for snapshots.
+    def __call__(self, content: bytes, source: str, file: int = 0) -> Iterator[pa.RecordBatch]:
+        """A file's rows as raw records. Columns that the file lacks are left out.
 
         :param content: the bytes of the whole file.
+        :param source: its path, for people and for the column `_source`.
         :param file: its number in the order of files.
-        :raises NotPlainError: the file isn't plain. The error may come after the first batches.
+        :raises UnreadableFileError: it isn't a Parquet file, is of the Julian calendar, or a column has another type.
         """
-        kinds = Kinds.of(self.spec.options)
-        by_number = self.spec.options.get("column_type") == "integer"
-        types = {kinds.column: pa.int64() if by_number else pa.string()}
-        for name, dtype in (*((c.field, c.type) for c in self.spec.columns), *self.spec.order_by):
-            if types.setdefault(name, to_arrow_type(dtype)) != to_arrow_type(dtype):
-                raise NotPlainError(f"column {name} is read as two types")
         try:
-            content_of = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
-            _check_calendar(content_of.metadata.metadata or {})
-            instants = _instants(content_of.schema, types)
-            first = 0
-            for batch in content_of.iter_batches(self.batch_rows, columns=list(types), use_threads=False):
-                rows = {name: _exactly(batch.column(name), dtype, name in instants) for name, dtype in types.items()}
-                yield self._changes(rows, kinds, file, first)
-                first += batch.num_rows
-        except NotPlainError:
-            raise
-        except Exception as error:
-            raise NotPlainError(f"{type(error).__name__}: {error}") from error
+            yield from self._records(content, source, file)
+        except pa.ArrowException as error:
+            raise UnreadableFileError(f"change file {source} can't be read as Parquet: {error}") from error
 
-    def _changes(self, rows: dict[str, pa.Array], kinds: Kinds, file: int, first: int) -> pa.RecordBatch:
-        spec = self.spec
-        kind = kinds.meant(rows[kinds.column].cast(pa.string()))
-        if kind.null_count:
-            raise NotPlainError(f"{kinds.column} has an unknown value")
-        if spec.inserts_only and not pc.all(pc.equal(kind, int(RowKind.INSERT))).as_py():
-            raise NotPlainError("a row is not an insert")
-        sets = pa.array(sets_row(kind.to_numpy(zero_copy_only=False)))
-        schema = pa.schema([field for field in decoded_schema(spec) if field.name != SNAPSHOT])
-        columns = {KIND: kind, MOVED: pa.nulls(len(kind), pa.string())}
-        columns[BAD] = pa.nulls(len(kind), schema.field(BAD).type)
-        for i, (name, _) in enumerate(spec.order_by):
-            columns[order_column(i)] = rows[name]
-        if spec.source_order:
-            columns[order_column(len(spec.order_by))] = pa.repeat(pa.scalar(file, pa.int32()), len(kind))
-            numbers = np.arange(first, first + len(kind), dtype=np.int64)
-            columns[order_column(len(spec.order_by) + 1)] = pa.array(numbers)
-        for column in spec.columns:
-            columns[column.name] = rows[column.field]
-        for name in spec.empty_is_null:
-            if pc.any(pc.equal(pc.binary_length(columns[name]), 0)).as_py():
-                raise NotPlainError(f"column {name} has an empty text")
-        needed = [order_column(i) for i in range(len(spec.order_by))] + list(spec.key)
-        if any(columns[name].null_count for name in needed):
-            raise NotPlainError("a key or an order column is null")
-        for column in spec.columns:
-            if column.required and pc.any(pc.and_(sets, columns[column.name].is_null())).as_py():
-                raise NotPlainError(f"column {column.name} is null")
-        batch = pa.RecordBatch.from_arrays([columns[name] for name in schema.names], schema=schema)
-        if not spec.key or pc.all(sets).as_py():
-            return batch
-        number, zeros = np.arange(len(kind)), np.zeros(len(kind), np.int64)
-        marked = with_moves(pa.Table.from_batches([batch]), spec, number, zeros, zeros)
-        # In mode upsert few -U and -D rows reach the shuffle, since the -U of an update is left out before it. Setting
-        # the columns of all of them to null would take longer than it saves.
-        marked = bared(marked, spec) if spec.trust_before else marked
-        return marked.combine_chunks().to_batches()[0]
+    def _records(self, content: bytes, source: str, file: int) -> Iterator[pa.RecordBatch]:
+        types = {field.name: to_arrow_type(field.dataType) for field in columns_to_read(self.spec)}
+        parquet = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
+        have = parquet.schema_arrow.names
+        names = {name: found for name in types if (found := _named(name, have, source)) is not None}
+        if any(pa.types.is_temporal(types[name]) for name in names):
+            _check_calendar(parquet.metadata.metadata or {}, source)
+        leaves = [parquet.schema.column(number) for number in range(len(parquet.schema))]
+        instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
+        first = 0
+        for batch in parquet.iter_batches(self.batch_rows, columns=list(names.values()), use_threads=False):
+            columns = {}
+            for name, found in names.items():
+                values = batch.column(found)
+                if found in instants:  # Arrow reads them as local times
+                    values = pc.assume_timezone(values, "UTC")
+                columns[name] = _readable(values, types[name], f"{name} in {source}")
+            count = len(batch)
+            numbers = pa.array(np.arange(first, first + count, dtype=np.int64))
+            numbered = pa.repeat(pa.scalar(file, pa.int32()), count)
+            yield typed_records(columns, pa.repeat(source, count), numbered, numbers)
+            first += count
 
 
-def _check_calendar(metadata: dict[bytes, bytes]) -> None:
-    """:raises NotPlainError: Spark before 3.1 may have written dates of the Julian calendar. Spark's reader knows which
-    dates to convert.
+def _named(name: str, have: Sequence[str], source: str) -> str | None:
+    """The file's column of that name. Spark, too, ignores upper and lower case."""
+    found = [other for other in have if other.lower() == name.lower()]
+    if len(found) > 1:
+        raise UnreadableFileError(
+            f"change file {source} has several columns {name}, which differ in upper and lower case at most. Write it "
+            "again with one of them"
+        )
+    return found[0] if found else None
+
+
+def _check_calendar(metadata: Mapping[bytes, bytes], source: str) -> None:
+    """:raises UnreadableFileError: Spark before 3.1 may have written dates of the Julian calendar."""
+    version = metadata.get(_WRITTEN_BY_SPARK)
+    numbers = [int(part) if part.isdigit() else 0 for part in (version or b"4.0").split(b".")[:2]]
+    if numbers < [3, 1] or any(name in metadata for name in _OLD_CALENDAR):
+        raise UnreadableFileError(
+            f"change file {source} may have dates and times of the Julian calendar, since Spark "
+            f"{(version or b'').decode(errors='replace')} wrote it (or a later one in its legacy mode). Read it with "
+            "Spark and write it again, with spark.sql.parquet.datetimeRebaseModeInWrite and "
+            "spark.sql.parquet.int96RebaseModeInWrite set to CORRECTED"
+        )
+
+
+def _readable(values: pa.Array, want: pa.DataType, where: str) -> pa.Array:
+    """The values, if each value of their type is one of `want` too.
+
+    :param where: names the column and the file.
+    :raises UnreadableFileError: they have another type.
     """
-    version = metadata.get(_WRITTEN_BY_SPARK, b"4").split(b".")
-    if any(name in metadata for name in _OLD_CALENDAR) or [int(part) for part in version[:2]] < [3, 1]:
-        raise NotPlainError("dates and times may be in the Julian calendar")
-
-
-def _instants(schema: pq.ParquetSchema, types: dict[str, pa.DataType]) -> set[str]:
-    """Names of the INT96 columns. They are instants, but Arrow reads them as local times.
-
-    :raises NotPlainError: a column is missing or nested, or two columns differ only in case, which Spark ignores.
-    """
-    paths = [schema.column(i).path for i in range(len(schema))]
-    folded = [path.lower() for path in paths]
-    instants = set()
-    for name, dtype in types.items():
-        if name not in paths or folded.count(name.lower()) != 1:
-            raise NotPlainError(f"column {name} is missing, nested, or there are several")
-        if schema.column(paths.index(name)).physical_type == "INT96":
-            if not (pa.types.is_timestamp(dtype) and dtype.tz):
-                raise NotPlainError(f"column {name} is an instant")
-            instants.add(name)
-    return instants
-
-
-def _exactly(values: pa.Array, dtype: pa.DataType, is_instant: bool) -> pa.Array:
-    """The values as `dtype`. Their type must be `dtype`, or differ from it only in layout or in a time unit that can be
-    converted exactly.
-
-    :raises NotPlainError: they have another type.
-    """
-    if is_instant:
-        return pc.assume_timezone(values, "UTC")
+    if pa.types.is_dictionary(values.type):
+        values = values.dictionary_decode()
     have = values.type
-    if have == dtype:
+    if have == want or pa.types.is_null(have) or (is_nested(have) and is_nested(want)):
         return values
-    is_text = pa.types.is_large_string(have) or pa.types.is_string_view(have)
-    if is_text and pa.types.is_string(dtype):
-        return values.cast(dtype)
-    both_times = pa.types.is_timestamp(have) and pa.types.is_timestamp(dtype)
-    if both_times and have.unit in ("ms", "us") and (have.tz is None) == (dtype.tz is None):
-        return values.cast(dtype)
-    raise NotPlainError(f"{have} is not {dtype}")
+    if _is_text(have) and _is_text(want):
+        return values.cast(want)
+    if not _is_wider(want, have):
+        raise UnreadableFileError(
+            f"a change file has a column of another type: {where} is {have}, and the table needs {want}. Write the "
+            "file again with this type, or correct tables[].columns"
+        )
+    return values
+
+
+def _is_text(dtype: pa.DataType) -> bool:
+    """Text or bytes, which Spark reads as one another."""
+    return any(
+        is_a(dtype)
+        for is_a in (
+            pa.types.is_string,
+            pa.types.is_large_string,
+            pa.types.is_string_view,
+            pa.types.is_binary,
+            pa.types.is_large_binary,
+            pa.types.is_binary_view,
+            pa.types.is_fixed_size_binary,
+        )
+    )
+
+
+def _is_wider(want: pa.DataType, have: pa.DataType) -> bool:
+    """Whether a column of type `want` holds all values of `have` exactly."""
+    if pa.types.is_timestamp(want) and pa.types.is_timestamp(have):
+        return have.unit in ("s", "ms", "us") and (want.tz is not None or have.tz is None)
+    if pa.types.is_decimal(want) and pa.types.is_decimal(have):
+        return bool(want.scale >= have.scale and want.precision - want.scale >= have.precision - have.scale)
+    if pa.types.is_integer(have):
+        bits = have.bit_width + pa.types.is_unsigned_integer(have)
+        if pa.types.is_integer(want):
+            return bool(want.bit_width >= bits)
+        return bool(pa.types.is_float64(want) and bits <= 32)
+    return bool(pa.types.is_float64(want) and pa.types.is_floating(have))

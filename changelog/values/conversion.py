@@ -17,6 +17,8 @@ def convert(wire: Wire, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.
     :return: the converted values, and a mask of the values that don't fit (they are null in the result). The mask is
         None if all values fit.
     """
+    if wire.values.type == target and not (is_uuid or wire.type.name):
+        return wire.values, None
     result = _converted(wire.values, wire.type, target, is_uuid)
     if result.null_count == wire.values.null_count:
         return result, None

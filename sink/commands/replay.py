@@ -34,7 +34,6 @@ from pyspark.sql import functions as F
 
 from changelog.amounts import amount
 from changelog.decoding import CHANGES_PER_RECORD
-from changelog.row_kind_columns import quoted
 from changelog.rows import BAD, order_column
 from sink.config import Config
 from sink.deadletters import table as dead_letters
@@ -50,6 +49,7 @@ from sink.run.spark_engine import SparkEngine
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.spark.changes import is_bad, is_truncate
+from sink.spark.expressions import quoted
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import CLOCK_SECONDS
 

@@ -11,10 +11,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import quoted
 from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
+from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.versions import to_arrow
 from sink.targets.base import Target

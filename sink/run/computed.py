@@ -10,10 +10,10 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import spark_schema
-from changelog.row_kind_columns import quoted
 from changelog.rows import PREFIX
 from sink.errors import ConfigError, NeedsSparkError
 from sink.run.table_plan import TablePlan
+from sink.spark.expressions import quoted
 
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 """Decimal digits that are enough for every value."""

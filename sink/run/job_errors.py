@@ -72,6 +72,8 @@ def job_error(target: str, error: Exception) -> RowdeltaError:
 def _meaning(target: str, failure: TaskFailure) -> RowdeltaError:
     if failure.kind == "contradiction":
         return DataError(f"{target}: {failure.message}")
+    if failure.kind == "unreadable file":
+        return DataError(f"{target}: {failure.message}. Nothing was applied; then run again.")
     if failure.kind == "broken format":
         return ConfigError(
             f"{target}: {failure.message}. No record is at fault, and nothing was applied. Correct the format, or "

@@ -11,12 +11,12 @@ import numpy.typing as npt
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
-from changelog.row_kind_columns import binary_uuid, quoted
 from deltawriters.keyindex import RunInfo
 from sink.errors import TableError
 from sink.run.engine import KeyReading
 from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
+from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.progress import progress
 from sink.spark.routing import RANGES
 from sink.targets.base import LiveFile, Target

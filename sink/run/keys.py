@@ -21,12 +21,12 @@ from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
 from changelog.decoding import StatedKeys
-from changelog.row_kind_columns import quoted
 from sink.config import Config, TableSection
 from sink.config.options import MisplacedError, did_you_mean
 from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.run.inference import Sample
 from sink.run.patterns import ResolvedTable
+from sink.spark.expressions import quoted
 from sink.targets.base import TableState, Target
 from sink.targets.own_state import property_prefix
 

@@ -36,8 +36,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import is_wider
-from changelog.row_kind_columns import SOURCE, columns_to_read
-from changelog.row_kind_parquet import MOST_BYTES
+from changelog.row_kind_parquet import MOST_BYTES, SOURCE, columns_to_read
 from changelog.rows import BLOCK, FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
@@ -224,18 +223,18 @@ class FilesSource(Directories):
                 count += left >= 0
         return files[: max(count, 1)]
 
-    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, int] | None:
-        """Paths and sizes of the files, if tasks can read them whole. None if an option, a path or a size needs Spark's
-        reader.
+    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, str] | None:
+        """Paths of the files, each with the spelling of Spark's reader, if tasks can read them whole. None if an
+        option, a path or a size needs Spark's reader.
         """
-        sizes = {self._decoded(path): footer.bytes for path, footer in footers.items()}
+        files = {self._decoded(path): re.sub(_LOCAL, "file:/", path) for path in footers}
         is_simple = (
             self._dates_as_written
             and set(self._config.source.options) <= _CHOOSING_OPTIONS
-            and not any(_SPECIAL.search(path) for path in sizes)
-            and all(size <= MOST_BYTES for size in sizes.values())
+            and not any(_SPECIAL.search(path) for path in files)
+            and all(footer.bytes <= MOST_BYTES for footer in footers.values())
         )
-        return sizes if is_simple else None
+        return files if is_simple else None
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         if other["generation"] == position["generation"]:

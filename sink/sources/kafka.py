@@ -19,12 +19,12 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog.changes import MOVED_AWAY
-from changelog.row_kind_columns import any_of
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Behind, Position, Range, SharedRead, Stream, TableBatch
 from sink.sources.topics import EARLIEST, Admin, Offsets, Topics
+from sink.spark.expressions import any_of
 
 _TIMEOUT_MS = 15_000
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"

@@ -60,7 +60,7 @@ class TableBatch:
     :param changes: changelog rows, if the records are already decoded.
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
-    :param files: path -> size of the Parquet files, in their order, if tasks can read the whole files as bytes.
+    :param files: the Parquet files in their order, if tasks can read them whole: path -> as Spark's reader spells it.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """
 
@@ -70,7 +70,7 @@ class TableBatch:
     changes: "DataFrame | None" = None
     declared: "Mapping[str, T.StructType] | None" = None
     share: SharedRead | None = None
-    files: Mapping[str, int] | None = None
+    files: Mapping[str, str] | None = None
     more: bool = False
 
 

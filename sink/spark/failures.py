@@ -10,12 +10,13 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
 from changelog.changes import FormatError, UnavailableError
+from changelog.row_kind_parquet import UnreadableFileError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.table import UnreadableRowsError
 from deltawriters.vectors import LostVectorError
 
-Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable", "not replaceable"]
+Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable", "not replaceable", "unreadable file"]
 
 _KINDS: dict[type[Exception], Kind] = {
     CardinalityError: "contradiction",
@@ -23,6 +24,7 @@ _KINDS: dict[type[Exception], Kind] = {
     FormatError: "broken format",
     UnavailableError: "unavailable",
     LostVectorError: "not replaceable",
+    UnreadableFileError: "unreadable file",
     UnreadableRowsError: "not replaceable",
 }
 _MARK = "rowdelta task failure: "
@@ -37,7 +39,8 @@ class TaskFailure:
 
     :param kind: `contradiction`: two changes of a key contradict each other. `corrupt index`: a part of the key index
         is missing or damaged. `broken format`: a decoder fails whatever the records are. `unavailable`: a service
-        didn't answer, such as a schema registry. `not replaceable`: a data file can't be read for a copy of its rows.
+        didn't answer, such as a schema registry. `not replaceable`: a data file can't be read for a copy of its
+        rows. `unreadable file`: a change file can't be read.
     :param message: for people.
     """
 

@@ -24,7 +24,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import MOVED_AWAY, RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, failed_with, merged_facts, merged_types
-from changelog.row_kind_parquet import NotPlainError, PlainRows
+from changelog.row_kind_parquet import SOURCE, FileReader, typed_records
 from changelog.rows import BAD, BLOCK, FILE, HASH, KEPT, ROW, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter
@@ -37,7 +37,7 @@ from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
 from deltawriters.table import FileFactory
-from sink.spark.exchange import Step, owned, packed
+from sink.spark.exchange import Step, packed
 from sink.spark.routing import KeyHash, is_truncate, range_of, to_all
 from sink.spark.snapshots import SnapshotRows
 
@@ -203,31 +203,41 @@ def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.Re
     _forget_archives()
 
 
+def decode_columns(
+    decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Decode rows of Parquet files that Spark has read, and pass the changes to `then`.
+
+    :param batches: the files' columns, `SOURCE`, `FILE` and `ROW`.
+    """
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            source, file, row = (columns.pop(name) for name in (SOURCE, FILE, ROW))
+            yield typed_records(columns, source, file, row)
+
+    changes = decoder(records())
+    yield from changes if then is None else then(changes)
+    _forget_archives()
+
+
 def decode_files(
-    decoder: PlainRows,
-    numbers: Mapping[str, int],
-    not_plain: Accumulator[int],
+    decoder: ChangelogDecoder,
+    reader: FileReader,
+    sources: Mapping[str, str],
     then: Step,
     files: Iterable[tuple[str, bytes]],
 ) -> Iterator[pa.RecordBatch]:
     """Decode a task's Parquet files, and pass the changes to `then`.
 
     :param files: paths and contents.
-    :param numbers: the files' order, by their paths.
-    :param not_plain: counts the tasks with a file that can't be decoded this way. Then the results of all tasks are
-        void.
+    :param sources: by the files' paths how Spark's reader spells them, in the order of files.
     """
-
-    def changes() -> Iterator[pa.RecordBatch]:
-        for path, content in files:
-            if (number := numbers.get(path)) is None:
-                raise NotPlainError(f"{path} is spelled in another way")
-            yield from decoder(content, number)
-
-    try:
-        yield from then(changes())
-    except NotPlainError:
-        not_plain.add(1)
+    numbers = {path: number for number, path in enumerate(sources)}
+    records = (record for path, content in files for record in reader(content, sources[path], numbers[path]))
+    yield from then(decoder(records))
+    _forget_archives()
 
 
 def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
@@ -272,15 +282,6 @@ def route(
     kept = changes if combine is None else combine.combined(changes)
     yield from packed(to_all(hash_keys.added(kept), tasks), tasks, indexed, part_rows)
     _forget_archives()
-
-
-def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
-    """Keep this task's share of changes that all tasks get, for `run`."""
-    if tasks == 1:
-        return hash_keys.added(changes) if indexed else changes
-    context = TaskContext.get()
-    assert context is not None
-    return owned(to_all(hash_keys.added(changes), tasks), context.partitionId(), tasks, indexed)
 
 
 def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

@@ -12,8 +12,8 @@ from typing import Protocol
 
 from pyspark.sql import DataFrame, SparkSession
 
-from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError
+from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.verify.conversion import Kind, Selected
 

@@ -16,7 +16,8 @@ from pyspark.sql import types as T
 
 from changelog.avro_body import arrow_type, read_bodies
 from changelog.avro_schema import SchemaError, UnsupportedSchemaError, parse
-from changelog.row_kind_parquet import PlainRows
+from changelog.decoding import ChangelogDecoder
+from changelog.row_kind_parquet import FileReader
 from tests.changelog.messages import decode, messages, raw_records, spec
 
 ROOT = Path(__file__).parents[2]
@@ -417,9 +418,10 @@ def test_a_small_file_of_very_many_rows() -> None:
             writer.write_table(table, row_group_size=rows)
     assert len(sink.getvalue()) < 2_000_000
     order = (("seq", T.LongType()),)
-    decoder = PlainRows(spec({"id": "bigint", "v": "string"}, order_by=order, source_order=False), batch_rows=8192)
+    table_spec = spec({"id": "bigint", "v": "string"}, order_by=order, source_order=False)
+    reader, decoder = FileReader(table_spec, batch_rows=8192), ChangelogDecoder("row-kind", table_spec)
     before, most, seen = pa.total_allocated_bytes(), 0, 0
-    for number, batch in enumerate(decoder(sink.getvalue())):
+    for number, batch in enumerate(decoder(reader(sink.getvalue(), "1.parquet"))):
         seen += batch.num_rows
         most = max(most, pa.total_allocated_bytes() - before)
         if number == 300:

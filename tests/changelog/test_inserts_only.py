@@ -9,8 +9,8 @@ import pytest
 
 from changelog.avro import Avro
 from changelog.decoding import ChangelogDecoder
-from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import SNAPSHOT
+from changelog.row_kind_parquet import FileReader
+from changelog.rows import BAD, SNAPSHOT
 from tests.changelog import avro_messages
 from tests.changelog.messages import Message, decode, messages, raw_records, sample, spec
 
@@ -107,17 +107,11 @@ def test_rows_tell_whether_they_are_from_a_snapshot() -> None:
     assert rows.column(SNAPSHOT).to_pylist() == [True, False]
 
 
-def test_plain_parquet_files() -> None:
+def test_parquet_files() -> None:
     table = spec(COLUMNS, key=(), inserts_only=True, source_order=False)
-    plain = PlainRows.of(table, 100)
-    assert plain is not None
-
-    def file(kinds: list[str]) -> bytes:
-        sink = pa.BufferOutputStream()
-        columns = {"row_kind": kinds, "id": range(len(kinds)), "v": ["a"] * len(kinds)}
-        pq.write_table(pa.table(columns), sink)
-        return bytes(sink.getvalue())
-
-    assert sum(batch.num_rows for batch in plain(file(["+I", "+I"]))) == 2
-    with pytest.raises(NotPlainError, match="not an insert"):
-        list(plain(file(["+I", "+U"])))
+    sink = pa.BufferOutputStream()
+    pq.write_table(pa.table({"row_kind": ["+I", "+U"], "id": [1, 2], "v": ["a", "b"]}), sink)
+    decoder = ChangelogDecoder("row-kind", table)
+    (rows,) = decoder(FileReader(table, 100)(bytes(sink.getvalue()), "1.parquet"))
+    assert rows.column("id").to_pylist() == [1, None]
+    assert rows.column(BAD).to_pylist()[1]["reason"] == f"+U: {REFUSED}"

@@ -12,7 +12,7 @@ import pytest
 from changelog import formats
 from changelog.changes import FormatError, UnavailableError
 from changelog.decoding import ChangelogDecoder
-from changelog.row_kind import RowKindJson
+from changelog.row_kind import RowKindRows
 from changelog.rows import BAD
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
@@ -47,7 +47,7 @@ def test_depth_is_no_danger(schema_changes: Any, field: str, depth: int, bracket
     assert len(found) == 3
 
 
-class Fragile(RowKindJson):
+class Fragile(RowKindRows):
     """Fails as a whole on certain records, as a format with a mistake in it would."""
 
     failure: ClassVar[Exception] = ArithmeticError("a mistake")

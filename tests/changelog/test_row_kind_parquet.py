@@ -1,6 +1,7 @@
-"""Plain Parquet files, decoded by Arrow: the same rows as by Spark, or not at all."""
+"""Parquet files of rows that carry their kind: the same values as Spark reads."""
 
 import io
+import json
 from collections.abc import Callable
 from dataclasses import replace
 from datetime import UTC, date, datetime
@@ -15,12 +16,11 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
-from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import SOURCE, columns_decoder, columns_to_read
-from changelog.row_kind_parquet import NotPlainError, PlainRows
-from changelog.rows import BAD, KIND, MOVED, RowKind
+from changelog.decoding import ChangelogDecoder
+from changelog.row_kind_parquet import FileReader, UnreadableFileError, columns_to_read
+from changelog.rows import BAD, KIND, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from sink.spark.versions import to_arrow
 from tests.changelog.messages import spec
@@ -98,9 +98,8 @@ def written(table: pa.Table, **options: Any) -> bytes:
 
 
 def rows(content: bytes, table: ChangelogSpec = TABLE, batch_rows: int = 7) -> pa.Table:
-    plain = PlainRows.of(table, batch_rows)
-    assert plain is not None
-    return pa.Table.from_batches(plain(content))
+    records = FileReader(table, batch_rows)(content, "file:///changes/1.parquet")
+    return pa.Table.from_batches(ChangelogDecoder("row-kind", table)(records))
 
 
 def small(**columns: pa.Array) -> pa.Table:
@@ -124,24 +123,17 @@ def test_the_same_rows_as_by_spark(
 ) -> None:
     content = written(pa.Table.from_pylist(values, ARROW), store_decimal_as_integer=True, **options)
     (tmp_path / "1.parquet").write_bytes(content)
-    frame = (
-        spark.read.schema(columns_to_read(TABLE))
-        .parquet(str(tmp_path))
-        .withColumn(SOURCE, F.when(F.rand() >= 0, "1.parquet"))
-    )
-    by_spark = to_arrow(columns_decoder(TABLE)(frame))
-    ours = rows(content, replace(TABLE, trust_before=True))
-    in_upsert = rows(content)
+    by_spark = to_arrow(spark.read.schema(columns_to_read(TABLE)).parquet(str(tmp_path)))
+    ours = rows(content)
     removed = [kind in (RowKind.UPDATE_BEFORE, RowKind.DELETE) for kind in ours.column(KIND).to_pylist()]
-    for name in ours.schema.names:
-        if name not in (BAD, MOVED):  # what removals tell depends on the rows of their batch
-            is_kept = name in TABLE.kept_by_removals or name not in [column.name for column in TABLE.columns]
-            read = [is_kept or not is_removed for is_removed in removed]
-            expected = by_spark.column(name).cast(ours.schema.field(name).type).to_pylist()
-            for decoded in (ours, in_upsert):
-                found = decoded.column(name).to_pylist()
-                assert repr([*compress(found, read)]) == repr([*compress(expected, read)]), name
-    assert by_spark.column(BAD).null_count == ours.column(BAD).null_count == len(values)
+    assert by_spark.column("seq").to_pylist() == ours.column(order_column(0)).to_pylist()
+    for column in TABLE.columns:
+        is_kept = column.name in TABLE.kept_by_removals
+        read = [is_kept or not is_removed for is_removed in removed]  # what else removals tell depends on their batch
+        found = ours.column(column.name)
+        expected = by_spark.column(column.name).cast(found.type).to_pylist()
+        assert repr([*compress(found.to_pylist(), read)]) == repr([*compress(expected, read)]), column.name
+    assert ours.column(BAD).null_count == len(values)
 
 
 @pytest.mark.spark
@@ -170,34 +162,42 @@ def test_text_of_other_layouts_and_times_of_other_zones() -> None:
 
 
 @pytest.mark.parametrize(
-    "change",
+    ("change", "reason"),
     [
-        lambda table: table.drop_columns(["v"]),
-        lambda table: table.append_column("V", pa.array(["x", "y"])),
-        lambda table: table.rename_columns(["row_kind", "ID", "v", "n", "seq"]),
-        lambda table: table.set_column(1, "id", pa.array([1, 2], pa.int32())),
-        lambda table: table.set_column(1, "id", pa.array([1, None], pa.int64())),
-        lambda table: table.set_column(4, "seq", pa.array([None, 2], pa.int64())),
-        lambda table: table.set_column(3, "n", pa.array([None, 2], pa.int64())),
-        lambda table: table.set_column(0, "row_kind", pa.array(["+I", "?"])),
-        lambda table: table.set_column(0, "row_kind", pa.array(["+I", None])),
-        lambda table: table.set_column(2, "v", pa.array([b"a", b"b"])),
-        lambda table: table.set_column(2, "v", pa.array([["a"], ["b"]])),
-        lambda table: table.replace_schema_metadata({"org.apache.spark.version": "2.4.8"}),
-        lambda table: table.replace_schema_metadata({"org.apache.spark.version": "of one's own"}),
-        lambda table: table.replace_schema_metadata({"org.apache.spark.version": "3.0.1"}),
-        lambda table: table.replace_schema_metadata({"org.apache.spark.legacyDateTime": ""}),
+        (lambda table: table.append_column("V", pa.array(["x", "y"])), "several columns v"),
+        (lambda table: table.set_column(1, "id", pa.array([1.0, 2.0])), "id in 1.parquet is double, .*needs int64"),
+        (lambda table: table.set_column(1, "id", pa.array(["1", "2"])), "id in 1.parquet is string"),
+        (lambda table: table.set_column(1, "id", pa.array([1, 2], pa.uint64())), "id in 1.parquet is uint64"),
+        (lambda table: table.set_column(2, "v", pa.array([["a"], ["b"]])), "v in 1.parquet is list"),
+        (lambda table: table.set_column(2, "v", pa.array([1, 2])), "v in 1.parquet is int64"),
     ],
 )
-def test_what_is_not_plain(change: Callable[[pa.Table], pa.Table]) -> None:
-    rows(written(small()), SMALL)
-    with pytest.raises(NotPlainError):
-        rows(written(change(small())), SMALL)
+def test_columns_of_other_types_are_refused(change: Callable[[pa.Table], pa.Table], reason: str) -> None:
+    with pytest.raises(UnreadableFileError, match=reason):
+        list(FileReader(SMALL, 7)(written(change(small())), "1.parquet"))
+
+
+@pytest.mark.parametrize(
+    "metadata",
+    [
+        {"org.apache.spark.version": "2.4.8"},
+        {"org.apache.spark.version": "of one's own"},
+        {"org.apache.spark.version": "3.0.1"},
+        {"org.apache.spark.legacyDateTime": ""},
+    ],
+)
+def test_files_of_the_julian_calendar_are_refused_if_they_have_times(metadata: dict[str, str]) -> None:
+    assert rows(written(small().replace_schema_metadata(metadata)), SMALL).num_rows == 2
+    table = spec({"id": "bigint", "day": "date"}, order_by=SEQ, source_order=False)
+    with_day = small(day=pa.array([date(1500, 1, 1), None]))
+    with pytest.raises(UnreadableFileError, match=r"Julian calendar.*write it again"):
+        rows(written(with_day.replace_schema_metadata(metadata)), table)
+    assert rows(written(with_day.replace_schema_metadata({"org.apache.spark.version": "3.5.1"})), table).num_rows == 2
 
 
 @pytest.mark.parametrize("content", [b"", b"PAR1", written(small())[:-20], b"x" * 1000])
-def test_what_is_not_parquet_is_not_plain(content: bytes) -> None:
-    with pytest.raises(NotPlainError):
+def test_what_is_not_parquet_is_refused(content: bytes) -> None:
+    with pytest.raises(UnreadableFileError, match=r"change file file:///changes/1.parquet can't be read as Parquet"):
         rows(content, SMALL)
 
 
@@ -205,8 +205,90 @@ def test_a_time_in_96_bits_is_no_local_time() -> None:
     table = spec({"id": "bigint", "at": "timestamp_ntz"}, order_by=SEQ, source_order=False)
     at = pa.array([0, 1], pa.timestamp("us"))
     rows(written(small(at=at)), table)
-    with pytest.raises(NotPlainError, match="column at is an instant"):
+    with pytest.raises(UnreadableFileError, match=r"at in .* is timestamp"):
         rows(written(small(at=at), use_deprecated_int96_timestamps=True), table)
+
+
+def test_narrower_types_are_widened_and_missing_columns_are_null() -> None:
+    types = {"id": "bigint", "v": "string", "ratio": "double", "amount": "decimal(12,2)", "other": "string"}
+    table = replace(spec(types, order_by=SEQ, source_order=False), trust_before=True)
+    narrow = {
+        "id": pa.array([1, 2], pa.int32()),
+        "v": pa.array([b"a", None]),
+        "ratio": pa.array([0.5, None], pa.float32()),
+        "amount": pa.array([Decimal("1.5"), None], pa.decimal128(9, 1)),
+        "seq": pa.array([1, 2], pa.int16()),
+    }
+    found = rows(written(small(**narrow).rename_columns(["row_kind", "ID", "v", "n", "seq", "ratio", "amount"])), table)
+    assert found.column("id").to_pylist() == [1, 2]
+    row = {name: found.column(name)[0].as_py() for name in types}
+    assert row == {"id": 1, "v": "a", "ratio": 0.5, "amount": Decimal("1.50"), "other": None}
+
+
+def test_bad_rows() -> None:
+    """UUIDs are text in files."""
+    table = spec({"id": "bigint", "v": "string", "u": "uuid"}, order_by=SEQ, source_order=False)
+    uuid = "11111111-2222-3333-4444-555555555555"
+    changes = [
+        ("+I", 1, "a", uuid, 1),
+        ("-D", 2, "b", None, 2),
+        (None, 3, "c", None, 3),
+        ("?", 4, "d", None, 4),
+        ("+I", None, "e", None, 5),
+        ("+I", 6, "f", "no", 6),
+        ("+I", 7, "g", None, None),
+        ("+I", 8, "h", "deadbeef", 8),
+    ]
+    names = ["row_kind", "id", "v", "u", "seq"]
+    content = written(pa.table(dict(zip(names, map(list, zip(*changes, strict=True)), strict=True))))
+    found = rows(content, table, 100).to_pylist()
+    good = {row["id"]: (row[KIND], row["u"]) for row in found if row[BAD] is None}
+    assert good == {1: (RowKind.INSERT, bytes.fromhex(uuid.replace("-", ""))), 2: (RowKind.DELETE, None)}
+    bad = {json.loads(r[BAD]["value"])["v"]: f"{r[BAD]['error_class']}: {r[BAD]['reason']}" for r in found if r[BAD]}
+    assert bad == {
+        "c": "unknown_operation: row_kind is missing; expected one of +I, -U, +U, -D",
+        "d": "unknown_operation: row_kind is '?'; expected one of +I, -U, +U, -D",
+        "e": "null_key: key column id is null or missing",
+        "f": "type_mismatch: column u: 'no' does not fit uuid",
+        "h": "type_mismatch: column u: 'deadbeef' does not fit uuid",
+        "g": "missing_order: order column seq is null or missing",
+    }
+    assert {row[BAD]["source"] for row in found if row[BAD]} == {"file:///changes/1.parquet"}
+    hidden = next(
+        row
+        for row in rows(content, replace(table, show_values=False), 100).to_pylist()
+        if row[BAD] and b'"d"' in row[BAD]["value"]
+    )
+    assert hidden[BAD]["reason"] == "row_kind is text of 1 character; expected one of +I, -U, +U, -D"
+
+
+def test_a_bad_row_with_a_time_that_python_has_not() -> None:
+    table = spec({"id": "bigint", "at": "timestamp"}, order_by=SEQ, source_order=False)
+    at = pa.array([2**62, 2**62], pa.timestamp("us", "UTC"))
+    found = rows(written(small(id=pa.array([None, None], pa.int64()), at=at)), table)
+    assert [bad["error_class"] for bad in found.column(BAD).to_pylist()] == ["null_key"] * 2
+
+
+def test_metadata_and_the_place_of_rows() -> None:
+    columns = (ColumnSpec("id", T.LongType()),)
+    table = ChangelogSpec(columns, ("id",), order_by=SEQ, metadata=("_op", "_source", "_offset"))
+    records = FileReader(table, 1)(written(small()), "file:///changes/1.parquet", 7)
+    found = pa.Table.from_batches(ChangelogDecoder("row-kind", table)(records))
+    assert found.column("_op").to_pylist() == ["+I", "-D"]
+    assert set(found.column("_source").to_pylist()) == {"file:///changes/1.parquet"}
+    assert found.column("_offset").null_count == 2
+    assert found.column(order_column(1)).to_pylist() == [7, 7]
+    first, second = found.column(order_column(2)).to_pylist()
+    assert first < second
+
+
+def test_values_of_another_length_than_the_column_s() -> None:
+    """Iceberg's `fixed`."""
+    table = spec({"id": "bigint", "b": "binary"}, order_by=SEQ, source_order=False)
+    table = replace(table, columns=(table.columns[0], replace(table.columns[1], width=4)))
+    found = rows(written(small(row_kind=["+I", "+I"], b=pa.array([b"four", b"three"]))), table).to_pylist()
+    assert [row["b"] for row in found if row[BAD] is None] == [b"four"]
+    assert [row[BAD]["reason"] for row in found if row[BAD]] == ["column b: 'b'three'' does not fit binary of 4 bytes"]
 
 
 @pytest.mark.parametrize(
@@ -223,17 +305,3 @@ def test_kinds_of_one_s_own_and_fields_of_other_names(options: dict[str, Any], k
     found = rows(written(small(row_kind=kinds)), replace(table, trust_before=True))
     assert found.column("_rowdelta_kind").to_pylist() == [1, 3]
     assert found.column("name").to_pylist() == ["a", None]
-
-
-def test_tables_without_plain_files() -> None:
-    assert PlainRows.of(spec({"id": "bigint", "u": "uuid"}, order_by=SEQ, source_order=False), 9) is None
-    columns = (ColumnSpec("id", T.LongType()),)
-    assert PlainRows.of(ChangelogSpec(columns, ("id",), order_by=SEQ, metadata=("_source",)), 9) is None
-
-
-def test_values_are_not_changed() -> None:
-    """A file whose decimals, for example, have another type than the table isn't plain."""
-    table = spec({"id": "bigint", "v": "decimal(12,2)"}, order_by=SEQ, source_order=False)
-    narrow = pa.array([Decimal("1.5"), None], pa.decimal128(12, 1))
-    with pytest.raises(NotPlainError):
-        rows(written(small(v=narrow)), table)

@@ -14,7 +14,7 @@ from changelog.avro import Avro
 from changelog.changes import FormatError
 from changelog.debezium_avro import DebeziumAvro
 from changelog.decoding import ChangelogDecoder, failed_with
-from changelog.row_kind import RowKindJson
+from changelog.row_kind import RowKindRows
 from changelog.rows import BadRecord
 from changelog.shown_values import shown
 from changelog.source_tables import Found
@@ -159,7 +159,7 @@ def test_avro(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     assert {BadRecord.TYPE_MISMATCH, BadRecord.UNPARSEABLE} <= classes
 
 
-class Fragile(RowKindJson):
+class Fragile(RowKindRows):
     """Puts a value into its exception, as Arrow and Python do."""
 
     kind: type[Exception] = ValueError

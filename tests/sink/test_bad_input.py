@@ -1,5 +1,6 @@
 """Records that can't be applied are kept with their reason, exactly once, or stop the job. None is dropped silently."""
 
+import json
 import os
 import re
 import shutil
@@ -8,19 +9,19 @@ from typing import Any, Literal
 from urllib.parse import unquote
 
 import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.run import attempt, microbatch, writing
+from sink.run import attempt, microbatch
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
-from sink.run.writing import is_read_by_each
 from sink.run.written import sum_up
+from sink.sources import files as source_of_files
 from sink.sources.files import FilesSource
-from sink.sources.source import TableBatch
-from sink.spark import exchange, task
+from sink.spark import task
 from sink.spark.versions import to_arrow
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
@@ -268,70 +269,38 @@ def test_bad_rows_of_parquet_files(job: Job) -> None:
     assert b'"region":"lost"' in null_key["value"]
 
 
-@pytest.fixture(params=["one task", "every task reads all", "shuffle"])
+@pytest.fixture(params=["one task", "shuffle", "scan"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
-    """How plain Parquet files are read."""
+    """How Parquet files are read. Spark scans what is too large to be read whole."""
     monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
-    if request.param == "shuffle":
-        monkeypatch.setattr(writing, "READ_AGAIN", -1)
+    if request.param == "scan":
+        monkeypatch.setattr(source_of_files, "MOST_BYTES", 0)
 
 
 @pytest.mark.usefixtures("_way")
-def test_files_that_need_spark_s_reader_after_all(job: Job, caplog: pytest.LogCaptureFixture) -> None:
-    """Rows that were already written from other files are void. From then on Spark reads all files."""
+def test_narrower_types_missing_columns_and_bad_rows_of_several_files(job: Job) -> None:
     job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
     job.write([good(1), good(2)])
-    with caplog.at_level("INFO", "rowdelta"):
-        job.run()
-        assert "Spark's reader" not in caplog.text
-        job.write([good(3), good(4)])
-        job.write_records([{"row_kind": "+I", "seq": 5, "id": 5}, {"row_kind": "+I", "seq": 6, "id": None}])
-        job.write([good(7)])
-        job.run()
-    assert caplog.text.count("its files need Spark's reader") == 1
-    assert ids(job) == [1, 2, 3, 4, 5, 7]
-    assert [letter["error_class"] for letter in dead_letters(job)] == ["null_key"]
+    job.write_records([{"row_kind": "+I", "seq": 5, "id": 5}, {"row_kind": "+I", "seq": 6, "id": None}])
+    narrow = pa.schema({"row_kind": pa.string(), "seq": pa.int32(), "id": pa.int32(), "region": pa.string()})
+    job.write_records([{"row_kind": "+I", "seq": 7, "id": 7, "region": "eu"}], narrow)
+    job.run()
+    assert ids(job) == [1, 2, 5, 7]
+    (letter,) = dead_letters(job)
+    assert (letter["error_class"], json.loads(letter["value"])["seq"]) == ("null_key", 6)
+    assert re.fullmatch(r"file:/[^/].*/\S+%20ä\.parquet", letter["source"]), "as Spark spells it"
     assert job.unreferenced_files() == []
 
 
-@pytest.mark.usefixtures("_way")
-def test_a_file_that_spark_must_read_may_decide_between_changes_of_others(job: Job) -> None:
-    job.mode = "changelog"
-    job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
+def test_a_file_of_the_julian_calendar_is_refused(job: Job) -> None:
     job.write([good(1)])
-    job.run()
-    contradicting = [{"row_kind": "+U", "seq": 2, "id": 1, "region": region} for region in ("eu", "us")]
-    job.write_records(contradicting)
-    last = {"row_kind": "+U", "seq": 3, "id": 1, "region": "ap"}
-    job.write_records([last, {"row_kind": "+I", "seq": 4, "id": None}])
-    job.run()
-    assert [row["region"] for row in job.rows()] == ["ap"]
+    path = job.write([good(2)])
+    old = pq.read_table(path).replace_schema_metadata({"org.apache.spark.version": "2.4.8"})
+    pq.write_table(old, path)
+    with pytest.raises(DataError, match=r"may have dates and times of the Julian calendar.*InWrite set to CORRECTED"):
+        job.run()
+    assert ids(job) == [1]
     assert job.unreferenced_files() == []
-
-
-@pytest.mark.parametrize("small", [True, False])
-def test_files_that_are_replaced_while_they_are_read_are_noticed(
-    job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
-) -> None:
-    """One task may have read the old file, and another the new one."""
-    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if small else 0)
-    path = job.write([good(1), good(2)])
-    other = job.write([good(3)])
-    content = other.read_bytes()
-    other.unlink()
-    original = exchange.files
-
-    def replacing(paths: Any, context: Any) -> Any:
-        path.write_bytes(content)
-        return original(paths, context)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(writing, "files", replacing)
-        with pytest.raises(TemporaryError, match=r"replaced while they were read: of 2 rows 1 were found"):
-            job.run()
-    assert job.unreferenced_files() == []
-    job.run()
-    assert ids(job) == [3]
 
 
 @pytest.mark.usefixtures("_way")
@@ -343,24 +312,6 @@ def test_removals_of_one_key_that_tie_and_differ_in_what_they_carry(job: Job) ->
     job.write([good(3)])
     job.run()
     assert ids(job) == [2, 3]
-
-
-@pytest.mark.parametrize(
-    ("sizes", "rows", "tasks", "read_by_each"),
-    [
-        ([100 << 20], 3_000_000, 2, True),
-        ([100 << 20], 3_000_000, 4, False),
-        ([200 << 20], 3_000_000, 2, False),
-        ([200 << 20], 50_000_000, 1, True),  # there is nobody to deal it out to
-        ([20_000], 1_000_000, 200, False),  # few bytes of many rows
-        ([2_000] * 40, 20_000, 200, False),  # to open them takes its time too
-        ([2_000] * 40, 20_000, 8, True),
-    ],
-)
-def test_what_every_task_reads(sizes: list[int], rows: int, tasks: int, read_by_each: bool) -> None:
-    files = {str(number): size for number, size in enumerate(sizes)}
-    batch = TableBatch(lambda: pytest.fail("not read here"), {}, rows, files=files)
-    assert is_read_by_each(batch, tasks) == read_by_each
 
 
 @pytest.mark.parametrize("missing", ["row_kind", "seq", "id"])

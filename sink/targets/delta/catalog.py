@@ -9,9 +9,9 @@ from pyspark.errors import PySparkException
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import quoted
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
+from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message, message_of
 from sink.targets.base import NO_FLOATS
 from sink.targets.delta.log import DeltaLog

@@ -30,8 +30,8 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
-from changelog.row_kind_columns import quoted
 from sink.errors import ConfigError, RolledBackError, RowdeltaError, TableError, TableGoneError, TemporaryError
+from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.base import CommitUnknownError
 from sink.targets.locations import in_pattern

@@ -11,9 +11,9 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import quoted
 from changelog.spec import ColumnSpec
 from sink.errors import TableError
+from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.type_names import width_of_iceberg
 from sink.targets.base import (

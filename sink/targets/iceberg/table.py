@@ -13,8 +13,8 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from changelog.row_kind_columns import quoted
 from deltawriters.old_rows import DeletedRows
+from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class
 from sink.targets.base import (
     Compacted,
