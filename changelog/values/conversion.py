@@ -17,9 +17,10 @@ def convert(wire: Wire, target: pa.DataType, is_uuid: bool = False) -> tuple[pa.
     :return: the converted values, and a mask of the values that don't fit (they are null in the result). The mask is
         None if all values fit.
     """
-    if wire.values.type == target and not (is_uuid or wire.type.name or nested.is_nested(target)):
-        if not pa.types.is_temporal(target):  # Arrow has times that no table has
-            return wire.values, None
+    # Arrow has times that no table has
+    is_checked = is_uuid or wire.type.name or nested.is_nested(target) or pa.types.is_temporal(target)
+    if wire.values.type == target and not is_checked:
+        return wire.values, None
     result = _converted(wire.values, wire.type, target, is_uuid)
     if result.null_count == wire.values.null_count:
         return result, None
