@@ -249,7 +249,7 @@ def _parser() -> argparse.ArgumentParser:
             "Shows per table the last snapshot, the stored source position and how far it is behind. Changes nothing."),
         add("warm", _warm, "make the next starts faster",
             "Writes the classes that the JVM loads into an archive in the user's cache folder "
-            "($XDG_CACHE_HOME/rowdelta, 170 MB), from which the next starts take them. Only for a local master."),
+            "($XDG_CACHE_HOME/rowdelta, 200 MB), from which the next starts take them. Only for a local master."),
         listing := add("packages", _packages, "print the Maven coordinates for spark-submit --packages",
             "Prints the Maven coordinates that a configuration needs, for spark-submit --packages."),
     ]  # fmt: skip

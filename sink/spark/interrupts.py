@@ -15,7 +15,7 @@ from typing import Any
 from sink.spark.jvm_output import JvmOutput
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-_JVM_SECONDS = 5.0
+JVM_SECONDS = 5.0
 """Time for the JVM's shutdown hooks, which remove its temporary files. Nothing important depends on them."""
 _CLEANUP_SECONDS = 10.0
 """Time for everything else. A thread that waits for a server, for example, can't be interrupted."""
@@ -145,12 +145,12 @@ class _Jvms:
         for process in self._processes:
             process.kill()
 
-    def end(self) -> None:
+    def end(self, seconds: float = JVM_SECONDS) -> None:
         """Make sure that the JVMs have ended."""
         self.terminate()
         for process in self._processes:
             try:
-                process.wait(_JVM_SECONDS)
+                process.wait(seconds)
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait()

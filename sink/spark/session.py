@@ -195,11 +195,11 @@ def _of_delta(config: Config, given: Mapping[str, str]) -> dict[str, str]:
     return of_delta | {name: given[name] for name in of_delta if name in given and name != _EXTENSIONS}
 
 
-def start(config: Config, *, short: bool = False, training: Path | None = None) -> SparkSession:
+def start(config: Config, *, short: bool = False, training: bool = False) -> SparkSession:
     """The session of `spark-submit` if there is one, else a new one.
 
     :param short: the JVM will live only for seconds to minutes, as for `rowdelta check` and in tests.
-    :param training: where the JVM writes its classes when it ends (`sink.spark.archive`).
+    :param training: the JVM writes its classes into a new archive when it ends (`sink.spark.archive`).
     :raises ConfigError: a session exists and lacks the packages, or the sink can't work on this Spark.
     """
     spark_versions.check(config.spark)
@@ -287,15 +287,17 @@ def stopping(spark: SparkSession) -> Iterator[None]:
     stop(spark)
 
 
-def stop(spark: SparkSession) -> None:
+def stop(spark: SparkSession, seconds: float = interrupts.JVM_SECONDS) -> None:
     """Stop the session and end its JVM. This process can't start another JVM.
+
+    :param seconds: for the JVM, which is killed then.
 
     The JVM may have ended already, because systemd sends a signal to the whole process group.
     """
     with suppress(Py4JError, OSError), warnings.catch_warnings():
         warnings.simplefilter("ignore", RuntimeWarning)  # PySpark warns that the JVM is gone
         spark.stop()
-    interrupts.jvms.end()
+    interrupts.jvms.end(seconds)
 
 
 def _created(options: Mapping[str, str], output: JvmOutput) -> SparkSession:
