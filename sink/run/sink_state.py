@@ -5,10 +5,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sink.targets.base import TableState
+from sink.targets.base import OF_POSITION, TableState
 
 _EVERYWHERE = "*"
-_DEFAULTS = {"source": "", "topic-id": "", "streamed": "[]", "undecoded": "0", "written": "0"}
+_DEFAULTS = {**OF_POSITION, "written": "0"}
 """What a property says that isn't set."""
 
 

@@ -51,7 +51,7 @@ class CommitUnknownError(TemporaryError):
     """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
 
 
-OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "truncated": "", "undecoded": "0"}
+OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "undecoded": "0"}
 """Sink properties that describe the changes up to the position: last part of the name -> its neutral value. A rollback
 of the table takes them back.
 """
