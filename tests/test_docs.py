@@ -209,6 +209,7 @@ def _anchors(document: Path) -> set[str]:
     return {re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles}
 
 
+@pytest.mark.long
 def test_the_pages_build_without_a_warning(tmp_path: Path) -> None:
     """A dead link, a dead anchor and a page outside the navigation are warnings, and mkdocs.yml makes them errors:
     those that are logged, so not with --quiet.

@@ -1,4 +1,4 @@
-"""Many Delta tables in one job that reads Kafka: patterns, groups, tables that come later, and dead letters of several
+"""Many Delta tables in one job that reads Kafka: patterns, tables that come later, and dead letters of several
 tables in one.
 """
 
@@ -38,7 +38,7 @@ NAMES = ("orders", "items", "customers", "refunds")
 
 
 class Shop:
-    """Topics `<name>.<table>`: those of a pattern, which are one group, and `<name>-prices`, which is alone."""
+    """Topics `<name>.<table>`: those of a pattern, and `<name>-prices`."""
 
     def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka) -> None:
         self.spark = spark
@@ -59,7 +59,7 @@ class Shop:
                 "maintenance": {"budget": 0, "expire": None, "orphans": None},
                 "catalogs": {"lake": {"type": "delta", "warehouse": str(self.folder / "warehouse")}},
                 "tables": [
-                    {"source": rf"{self.name}\.(\w+)", "target": "lake.shop.$1", "group": "shop", **entry},
+                    {"source": rf"{self.name}\.(\w+)", "target": "lake.shop.$1", **entry},
                     {"source": f"{self.name}-prices", "target": "lake.shop.prices", **entry},
                 ],
             }

@@ -22,6 +22,9 @@ from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 from tests.stack.s3 import running_s3
 
 
+pytestmark = pytest.mark.long
+
+
 @pytest.fixture(scope="module")
 def kafka() -> Iterator[Kafka]:
     with running_kafka() as broker:
