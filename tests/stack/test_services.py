@@ -21,7 +21,6 @@ from tests.stack.registry import running_registry
 from tests.stack.rest_catalog import RestCatalog, running_rest_catalog
 from tests.stack.s3 import running_s3
 
-
 pytestmark = pytest.mark.long
 
 
