@@ -122,7 +122,6 @@ Does once, without a budget, what a run does for its tables beside the stream (s
 what it does:
   converts  equality deletes that others have left into deletes by position (deletes: position)
   rewrites  files that are small, have many deleted rows, or many delete files; each group of files is a commit
-            (with --rewrite-all each file once: the rows of existing files come into the order of sort or zorder)
   expires   snapshots that are older than maintenance.expire says, except what the sink still needs
   orphans   files in the table's folder that no snapshot has, if they are older than maintenance.orphans says
 
@@ -376,10 +375,6 @@ def _add_maintain(commands: "argparse._SubParsersAction[argparse.ArgumentParser]
     what = "rewrite what is slow to read, and remove what nobody needs"
     command = _of_tables(commands, "maintain", _maintain, what, _MAINTAIN)
     command.add_argument("--dry-run", action="store_true", help="change nothing, and say what would be done")
-    command.add_argument(
-        "--rewrite-all", action="store_true",
-        help="rewrite each file once, for example after you have added sort or zorder to maintenance.rewrite",
-    )  # fmt: skip
     command.add_argument(
         "--where", metavar="CONDITION",
         help="rewrite only files that may have such rows, such as \"day >= '2026-01-01'\" (Spark SQL)",
@@ -679,10 +674,9 @@ def _reset(args: argparse.Namespace) -> int:
 
 
 def _maintain(args: argparse.Namespace) -> int:
-    if args.convert_equality_deletes and (args.where is not None or args.rewrite_all):
+    if args.convert_equality_deletes and args.where is not None:
         raise ConfigError(
-            "--where and --rewrite-all choose files to rewrite, and --convert-equality-deletes rewrites none. Leave "
-            "out one of them."
+            "--where chooses files to rewrite, and --convert-equality-deletes rewrites none. Leave out one of them."
         )
     config = _load(args)
     from sink.commands import maintain
@@ -699,7 +693,6 @@ def _maintain(args: argparse.Namespace) -> int:
             dry_run=args.dry_run,
             only_convert=args.convert_equality_deletes,
             where=args.where,
-            rewrite_all=args.rewrite_all,
         )
         for result in results:
             codes.append(maintain.exit_code(result))

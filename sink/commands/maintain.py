@@ -74,7 +74,6 @@ def maintain(
     dry_run: bool,
     only_convert: bool = False,
     where: str | None = None,
-    rewrite_all: bool = False,
 ) -> Iterator[Maintained]:
     """Look after tables, one after the other. One that fails doesn't stop the others: its result has the error.
 
@@ -83,7 +82,6 @@ def maintain(
     :param only_convert: only say by position what equality deletes say.
     :param where: a condition in Spark SQL. Only files that may have such rows are rewritten. The dead-letter table is
         left out then, as it is if tables are named.
-    :param rewrite_all: rewrite each file once, whether it pays or not.
     :raises ConfigError: there is no such table.
     """
     source = open_source(spark, config, {})
@@ -91,7 +89,7 @@ def maintain(
         result = Maintained(resolved.section.target, dry_run)
         try:
             sink = _opened(spark, config, resolved, source)
-            _maintain(sink, result, where, only_convert=only_convert, rewrite_all=rewrite_all)
+            _maintain(sink, result, where, only_convert=only_convert)
         except RowdeltaError as error:
             result.error = error
         except (PySparkException, Py4JError) as error:
@@ -133,18 +131,16 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
 
 
-def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool, rewrite_all: bool) -> None:
+def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool) -> None:
     settings = sink.maintenance
-    options = replace(options_of(settings, least_gain=1), rewrite_all=rewrite_all)
+    options = options_of(settings, least_gain=1)
     if only_convert:
         result.not_converted = sink.stale_deletes.not_converted
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif not sink.has_key_index:
-        if rewrite_all:
-            result.skipped = "--rewrite-all is for tables with deletes: position or copy-on-write"
-        elif settings.rewrite.order is not None:
-            result.skipped = "what rewrites tables of mode: append isn't told an order (sort, zorder)"
+        if settings.rewrite.sort is not None:
+            result.skipped = "what rewrites tables of mode: append isn't told an order (sort)"
         elif not only_convert:
             _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
     else:
@@ -152,8 +148,6 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         result.converted_equality_deletes = count()
         if not only_convert:
             only = None if where is None else sink.table.files_where(where)
-            if rewrite_all and only is None:  # those that there are now, and not what comes of them
-                only = frozenset(file.small.path for part in sink.table.rewritables() for file in part)
             (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return

@@ -3,18 +3,15 @@
 import re
 from collections.abc import Sequence
 from datetime import datetime, timedelta
-from typing import Annotated, Self
+from typing import Annotated
 
 from cronsim import CronSim, CronSimError
-from pydantic import AfterValidator, ConfigDict, Field, field_validator, model_validator
+from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
-from sink.config.options import MisplacedError
 from sink.config.section import Section, Text
 
 _AGE = re.compile(r"(\d+) (minute|hour|day|week)s?")
 _UNITS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"}
-_MOST_CURVED = 4
-"""Columns of a Z-order curve. With more of them, a filter on one of them skips too little."""
 _SHORTEST_ORPHANS = timedelta(days=1)
 """A file may be written for hours before its commit. Iceberg's own procedure refuses a shorter time too."""
 
@@ -80,7 +77,6 @@ class RewriteSection(Section):
 
     :param target_file_size_bytes: of the files that a rewrite makes. None: as the table wants them.
     :param sort: columns, one after the other. None: rows stay in the order in which they come.
-    :param zorder: columns of a Z-order curve, instead of `sort`.
     """
 
     model_config = ConfigDict(alias_generator=_hyphenated, populate_by_name=True)
@@ -92,33 +88,14 @@ class RewriteSection(Section):
     max_file_group_size_bytes: Annotated[int, Field(ge=1)] = 256 * 1024 * 1024
     max_concurrent_file_group_rewrites: Annotated[int, Field(ge=1)] = 1
     sort: Annotated[list[str], Field(min_length=1)] | None = None
-    zorder: list[str] | None = None
 
-    @property
-    def order(self) -> tuple[str, list[str]] | None:
-        """`sort` or `zorder`, and its columns; None if there is neither."""
-        return next(((name, columns) for name in ("sort", "zorder") if (columns := getattr(self, name))), None)
-
-    @field_validator("zorder")
+    @field_validator("sort")
     @classmethod
-    def _zorder(cls, value: list[str] | None) -> list[str] | None:
-        if value is not None and not 2 <= len(value) <= _MOST_CURVED:
-            instead = f"; for one column write sort: [{value[0]}]" if len(value) == 1 else ""
-            plural = "s" * (len(value) != 1)
-            raise ValueError(f"got {len(value)} column{plural}, expected 2 to {_MOST_CURVED}{instead}")
+    def _sort(cls, value: list[str] | None) -> list[str] | None:
+        for column in value or []:
+            if (value or []).count(column) > 1:
+                raise ValueError(f"sort names {column!r} twice. Name it once")
         return value
-
-    @model_validator(mode="after")
-    def _is_one_order(self) -> Self:
-        if self.sort and self.zorder:
-            raise MisplacedError(
-                "got sort and zorder, expected one of them: rows have one order. Leave out one of them", "zorder"
-            )
-        name, columns = self.order or ("", [])
-        for column in columns:
-            if columns.count(column) > 1:
-                raise MisplacedError(f"{name} names {column!r} twice. Name it once", name)
-        return self
 
 
 class MaintenanceSection(Section):
@@ -161,9 +138,8 @@ class MaintenanceSection(Section):
         rewrites = f"rewrites within {self.budget:g} of what is written"
         if not self.budget:
             rewrites = "no rewrites"
-        if self.rewrite.order is not None:
-            name, columns = self.rewrite.order
-            rewrites += f", rows {'sorted by' if name == 'sort' else 'in Z-order of'} {', '.join(columns)}"
+        if self.rewrite.sort is not None:
+            rewrites += f", rows sorted by {', '.join(self.rewrite.sort)}"
         expire, orphans = self.expire, self.orphans
         old = (
             "snapshots stay"

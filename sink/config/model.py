@@ -475,21 +475,20 @@ class TableSection(Section):
 
     @model_validator(mode="after")
     def _order_fits(self) -> Self:
-        order = self.maintenance.rewrite.order if self.maintenance is not None else None
-        if order is None:
+        columns = self.maintenance.rewrite.sort if self.maintenance is not None else None
+        if columns is None:
             return self
-        name, columns = order
-        path = ("maintenance", "rewrite", name)
+        path = ("maintenance", "rewrite", "sort")
         if self.mode != "append" and self.deletes == "equality":
             raise MisplacedError(
-                f"table {self.target}: got {name}, but with deletes: equality Iceberg's procedure rewrites its files, "
-                f"which isn't told an order. Write deletes: position or copy-on-write, or leave {name} out",
+                f"table {self.target}: got sort, but with deletes: equality Iceberg's procedure rewrites its files, "
+                f"which isn't told an order. Write deletes: position or copy-on-write, or leave sort out",
                 *path,
             )
         for column in columns if self.columns is not None else ():
             if column not in self._stored:
                 raise MisplacedError(
-                    f"{name} names {column!r}, which is not in columns{did_you_mean(column, self._stored)}", *path
+                    f"sort names {column!r}, which is not in columns{did_you_mean(column, self._stored)}", *path
                 )
         return self
 
@@ -668,13 +667,12 @@ class Config(Section):
 
     @model_validator(mode="after")
     def _orders_are_of_tables(self) -> Self:
-        order = self.maintenance.rewrite.order
-        if order is not None:
-            name, columns = order
+        columns = self.maintenance.rewrite.sort
+        if columns is not None:
             raise MisplacedError(
                 f"got [{', '.join(columns)}], but columns are those of one table, and here all tables are meant. Write "
-                f"it into the table's entry: maintenance: {{rewrite: {{{name}: [{', '.join(columns)}]}}}}",
-                *("maintenance", "rewrite", name),
+                f"it into the table's entry: maintenance: {{rewrite: {{sort: [{', '.join(columns)}]}}}}",
+                *("maintenance", "rewrite", "sort"),
             )
         return self
 

@@ -233,7 +233,7 @@ class Maintenance:
         if not settings.budget or not settings.is_open(datetime.now(UTC)):
             return
         if not known.sink.has_key_index:
-            if settings.rewrite.order is None:  # the format's procedure isn't told an order
+            if settings.rewrite.sort is None:  # the format's procedure isn't told an order
                 self._compact(member, known, settings)
             return
         self._convert(member, known)

@@ -503,19 +503,18 @@ def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]
 
     :raises ConfigError: not all of the columns are there, or have an order.
     """
-    order = section.maintenance.rewrite.order if section.maintenance is not None else None
-    if order is None:
+    names = section.maintenance.rewrite.sort if section.maintenance is not None else None
+    if names is None:
         return None
-    kind, names = order
     types = {column.name: column.type for column in columns}
     for number, name in enumerate(names):
-        place = f"{path}.maintenance.rewrite.{kind}[{number}]"
+        place = f"{path}.maintenance.rewrite.sort[{number}]"
         if name not in types:
             raise ConfigError(
                 f"{place}: there is no column {name!r}{did_you_mean(name, types)}. The columns are: {_names(columns)}."
             )
         _check_ordered(name, types[name], place)
-    return RowOrder(tuple(names), curved=kind == "zorder")
+    return RowOrder(tuple(names))
 
 
 def _large_files(config: Config, section: TableSection, table: TableState) -> Iterator[str]:

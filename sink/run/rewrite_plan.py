@@ -38,7 +38,6 @@ class RewriteOptions:
     :param max_concurrent_groups: so many groups are rewritten at the same time, and committed together.
     :param least_gain: that a commit must be worth to a scan, in bytes. Each takes time, and makes a snapshot. In a
         table that is scanned quickly, a share of its scan is enough.
-    :param rewrite_all: every file is rewritten, whatever it costs and gains.
     """
 
     min_input_files: int = 5
@@ -49,7 +48,6 @@ class RewriteOptions:
     max_file_group_size: int = 512 * 1024 * 1024
     max_concurrent_groups: int = 1
     least_gain: int = 1
-    rewrite_all: bool = False
 
 
 @dataclass(frozen=True)
@@ -81,15 +79,12 @@ def chosen(
     candidates = list[_Candidate]()
     for found in partitions.values():
         candidates += [_moving(group, target_file_size) for group in _packed(found, options, target_file_size, size)]
-        if not options.rewrite_all:
-            candidates += _merging_deletes(found, options)
+        candidates += _merging_deletes(found, options)
     least = min(options.least_gain, max(FEW_OPENED * OPEN_COST, int(_LEAST_SHARE * _scan_cost(files))))
     # settled files hardly gain more, however long one waits
     least_settled = min(least, int(_DELETES_COST * options.max_file_group_size / 2))
     candidates = [
-        candidate
-        for candidate in candidates
-        if options.rewrite_all or candidate.gain >= (least_settled if candidate.settled else least)
+        candidate for candidate in candidates if candidate.gain >= (least_settled if candidate.settled else least)
     ]
     candidates.sort(key=lambda candidate: -candidate.gain / max(1, candidate.cost))
     for candidate in candidates:
@@ -115,8 +110,7 @@ def _packed(
     dear = [
         file
         for file in files
-        if options.rewrite_all
-        or file.small.path in merged
+        if file.small.path in merged
         or file.deleted >= options.delete_ratio_threshold * max(1, file.rows)
         or file.deletes >= options.delete_file_threshold
         or _is_settled(file)

@@ -440,7 +440,7 @@ OPERATIONS = st.lists(
     batch_rows=st.integers(1, 9),
     flush_bytes=st.sampled_from([1, 300, 1 << 20]),
     most_text=st.sampled_from([arrow_types.MOST_TEXT, 200, 10]),
-    order=st.sampled_from([None, RowOrder(("region", "amount")), RowOrder(("amount", "shop"), curved=True)]),
+    order=st.sampled_from([None, RowOrder(("region", "amount")), RowOrder(("amount", "shop"))]),
     random=st.randoms(use_true_random=False),
 )
 def test_the_table_equals_the_source(

@@ -13,7 +13,7 @@ import pytest
 from deltawriters import TaskId
 from deltawriters.content import DataFiles
 from deltawriters.files import _taken
-from deltawriters.ordering import RowOrder, z_values
+from deltawriters.ordering import RowOrder
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.table import FileFactory
 from tests.deltawriters.test_delta import BY_REGION, UNPARTITIONED, table_at
@@ -47,12 +47,10 @@ def shuffled(values: list[Any], seed: int = 1) -> tuple[list[Any], list[int]]:
 
 
 @pytest.mark.parametrize(("dtype", "ascending"), ASCENDING)
-@pytest.mark.parametrize("curved", [False, True])
-def test_types_have_their_order(dtype: pa.DataType, ascending: list[Any], curved: bool) -> None:
-    """Also along a curve, where the other column always has the same value."""
+def test_types_have_their_order(dtype: pa.DataType, ascending: list[Any]) -> None:
     values, order = shuffled(ascending)
     rows = pa.table({"x": pa.array(values, dtype), "y": pa.array([7] * len(values))})
-    found = RowOrder(("x", "y"), curved).permutation(rows)
+    found = RowOrder(("x", "y")).permutation(rows)
     assert [order[n] for n in found] == list(range(len(values)))
 
 
@@ -62,67 +60,9 @@ def test_one_column_after_the_other() -> None:
     assert RowOrder(("name",)).permutation(rows).tolist() == [2, 0, 1, 4, 3]
 
 
-@pytest.mark.parametrize("curved", [False, True])
-def test_no_rows(curved: bool) -> None:
+def test_no_rows() -> None:
     rows = pa.table({"x": pa.array([], pa.string()), "y": pa.array([], pa.int64())})
-    assert RowOrder(("x", "y"), curved).permutation(rows).tolist() == []
-
-
-def test_the_curve_is_that_of_morton() -> None:
-    x, y = np.divmod(np.arange(16), 4)
-    values = z_values([pa.array(x), pa.array(y)])
-    # 16 rows, four of each value: ranks 0, 4, 8, 12, so the lowest two bits are always 0
-    assert np.argsort(values).tolist() == [0, 1, 4, 5, 2, 3, 6, 7, 8, 9, 12, 13, 10, 11, 14, 15]
-
-
-@pytest.mark.parametrize("columns", [2, 3, 4])
-def test_bits_are_taken_by_turns(columns: int) -> None:
-    """Compared with the slow and plain way."""
-    random = np.random.default_rng(columns)
-    count = 1 << 17  # ranks of 18 bits, more than the 16 for each of four columns
-    given = [random.permutation(count) for _ in range(columns)]
-    found = z_values([pa.array(column) for column in given])
-    bits = 64 // columns
-    for row in range(0, count, 9973):
-        expected = 0
-        for bit in reversed(range(bits)):
-            for column in given:
-                rank = int(column[row]) >> max(0, 18 - bits)
-                expected = expected << 1 | rank >> bit & 1
-        assert found[row] == expected
-
-
-@pytest.mark.parametrize("skewed", [False, True])
-def test_a_window_is_in_few_pieces_of_the_curve(skewed: bool) -> None:
-    """A square of 1/8 times 1/8 of the rows of a plane, in 64 files: sorted by one column it would be in 8 or 9 of
-    them, and in no order in all. The distribution of the values doesn't matter.
-    """
-    random = np.random.default_rng(1)
-    count = 1 << 16
-    x, y = random.random(count), random.random(count)
-    given = (
-        [pa.array(np.exp(20 * x)), pa.array((1e12 * y**9).astype(np.int64))] if skewed else [pa.array(x), pa.array(y)]
-    )
-    file = np.empty(count, np.int64)
-    file[np.argsort(z_values(given), kind="stable")] = np.arange(count) // (count // 64)
-    touched = []
-    for _ in range(200):
-        left, low = random.random(2) * 7 / 8
-        inside = (x >= left) & (x < left + 1 / 8) & (y >= low) & (y < low + 1 / 8)
-        touched.append(len(np.unique(file[inside])))
-    assert np.mean(touched) < 5
-    assert max(touched) <= 9
-
-
-def test_equal_values_are_no_loss_for_the_other_column() -> None:
-    """One column with two values, and one with many: a filter on either finds half of the files, or less."""
-    random = np.random.default_rng(1)
-    count = 1 << 14
-    few, many = random.integers(0, 2, count), random.permutation(count)
-    file = np.empty(count, np.int64)
-    file[np.argsort(z_values([pa.array(few), pa.array(many)]), kind="stable")] = np.arange(count) // (count // 32)
-    assert len(np.unique(file[few == 0])) <= 17
-    assert len(np.unique(file[many < count // 16])) <= 5
+    assert RowOrder(("x", "y")).permutation(rows).tolist() == []
 
 
 def test_rows_are_taken_from_several_batches() -> None:
@@ -140,9 +80,7 @@ def test_rows_are_taken_from_several_batches() -> None:
     assert _taken(parts[:1], np.array([2, 0])).to_pylist() == [whole[2], whole[0]]
 
 
-@pytest.mark.parametrize(
-    "order", [RowOrder(("region",)), RowOrder(("amount", "id")), RowOrder(("id", "amount"), curved=True)]
-)
+@pytest.mark.parametrize("order", [RowOrder(("region",)), RowOrder(("amount", "id")), RowOrder(("id", "amount"))])
 @pytest.mark.parametrize("spec", [UNPARTITIONED, BY_REGION])
 def test_each_row_is_where_the_writer_says(tmp_path: Path, spec: str, order: RowOrder) -> None:
     """In several files of several row groups, of several partitions and writes."""

@@ -144,7 +144,7 @@ class Story:
     merges: Literal["never", "on the driver", "in tasks"] = "never"
     deletes: Literal["position", "copy-on-write"] = "position"
     rewrites: bool = False
-    order: Literal["none", "sort", "zorder"] = "none"
+    order: Literal["none", "sort"] = "none"
     seed: int = 0
 
     @classmethod
@@ -181,7 +181,7 @@ class Story:
             merges=random.choice(("never", "on the driver", "in tasks")),
             deletes=random.choice(("position", "copy-on-write")),
             rewrites=random.random() < 0.5,
-            order=random.choice(("none", "sort", "zorder")),
+            order=random.choice(("none", "sort")),
             seed=seed,
         )
 

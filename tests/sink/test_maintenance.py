@@ -1117,7 +1117,7 @@ def test_maintain_ends_if_everything_fails(
     monkeypatch.setattr(SparkEngine, "rewrite", full)
     options = replace(ALL_FILES, max_concurrent_groups=together)
     monkeypatch.setattr(maintain_command, "options_of", lambda *_, **__: options)
-    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert len(attempts) == 5
     assert exit_code(done) == TemporaryError.exit_code
 

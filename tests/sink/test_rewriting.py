@@ -9,11 +9,12 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands import maintain as maintain_command
 from sink.commands.maintain import maintain
 from sink.run.rewrite_plan import RewriteOptions
 from sink.targets.iceberg import rewritables
 from sink.targets.iceberg.commit import IcebergCommitter
-from tests.rewrites import only_sink, rewriting, rewritten_files, with_null_keys
+from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files, with_null_keys
 from tests.sink.harness import Changes, CrashError, Job, before_rewrite, by_pyiceberg, crashing
 
 pytestmark = pytest.mark.spark
@@ -371,8 +372,10 @@ def test_the_command_takes_all_parts_of_a_large_table(
         job.write([("+I", {"id": key, "region": "new"})])
     job.run()
     monkeypatch.setattr(rewritables, "_MOST_FILES", 1)
-    (planned,) = maintain(spark, job.config(), ["orders"], dry_run=True, rewrite_all=True)
+    options = replace(ALL_FILES, least_gain=-(1 << 60))
+    monkeypatch.setattr(maintain_command, "options_of", lambda *_, **__: options)
+    (planned,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert planned.rewritten_data_files == 5
-    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (done.error, done.rewritten_data_files) == (None, 5)
     assert job.check_index() is not None

@@ -1,4 +1,4 @@
-"""Rows are written in an order that lets readers skip files: `maintenance.rewrite.sort` and `zorder`."""
+"""Rows are written in an order that lets readers skip files: `maintenance.rewrite.sort`."""
 
 import logging
 from base64 import b64encode
@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 
 from deltawriters import rewrite
 from sink.commands import inspection
-from sink.commands.maintain import maintain
 from sink.config import Config, load
 from sink.errors import ConfigError
 from tests.delta.harness import DeltaJob
@@ -23,7 +22,9 @@ from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Job, by_pyiceberg, merging_soon
 
 KINDS = ("v2", "v3", "delta")
-SORT, ZORDER = {"sort": ["region", "id"]}, {"zorder": ["id", "region"]}
+SORT = {"sort": ["region", "id"]}
+EACH_ONCE = replace(ALL_FILES, min_file_size=1e9, least_gain=-(1 << 60))
+"""Each file is rewritten."""
 FILE_BYTES = {
     "v2": "write.target-file-size-bytes",
     "v3": "write.target-file-size-bytes",
@@ -85,7 +86,6 @@ class RandomChanges:
 
 @pytest.mark.spark
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("order", "seed"), [(SORT, 1), (ZORDER, 2)], ids=["sort", "zorder"])
 @pytest.mark.parametrize("partition_by", [(), ("region",)])
 def test_rows_change_while_they_are_sorted(
     spark: SparkSession,
@@ -93,8 +93,6 @@ def test_rows_change_while_they_are_sorted(
     caplog: pytest.LogCaptureFixture,
     monkeypatch: pytest.MonkeyPatch,
     kind: str,
-    order: Mapping[str, Any],
-    seed: int,
     partition_by: tuple[str, ...],
 ) -> None:
     """Their positions are others then. In small files, and in parts that are sorted each by itself; small files are
@@ -102,8 +100,8 @@ def test_rows_change_while_they_are_sorted(
     """
     caplog.set_level(logging.INFO, "rowdelta")
     monkeypatch.setattr(rewrite, "_SORTED_BYTES", 6000)
-    job = new_job(spark, tmp_path, kind, order, 2500, partition_by=partition_by)
-    changes = RandomChanges(job, seed)
+    job = new_job(spark, tmp_path, kind, SORT, 2500, partition_by=partition_by)
+    changes = RandomChanges(job, 1)
     changes.write(13)
     with rewriting() as done, merging_soon(every=4):
         job.run()
@@ -126,10 +124,9 @@ def test_rows_change_while_they_are_sorted(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("order", [SORT, ZORDER], ids=["sort", "zorder"])
-def test_row_ids_stay_with_their_rows(spark: SparkSession, tmp_path: Path, order: Mapping[str, Any]) -> None:
+def test_row_ids_stay_with_their_rows(spark: SparkSession, tmp_path: Path) -> None:
     """Those that a file gives to its rows, and later those that are stored in it."""
-    job = new_job(spark, tmp_path, "v3", order, 1500, configure_columns=False, table={"merge_small_files": False})
+    job = new_job(spark, tmp_path, "v3", SORT, 1500, configure_columns=False, table={"merge_small_files": False})
     changes = RandomChanges(job, 3)
     columns = "id, region, _row_id, _last_updated_sequence_number"
     for _ in range(2):
@@ -178,11 +175,11 @@ WINDOWS = ("x >= 8 and x < 12", "y >= 8 and y < 12", "x >= 8 and x < 12 and y >=
 def test_a_filtered_scan_skips_files(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """By the statistics of files: how many it plans of all, with each order."""
     shares = {}
-    orders: dict[str, dict[str, Any] | None] = {"none": None, "sort": {"sort": ["x"]}, "zorder": {"zorder": ["x", "y"]}}
+    orders: dict[str, dict[str, Any] | None] = {"none": None, "sort": {"sort": ["x"]}}
     for name, order in orders.items():
         job, rows = square(spark, tmp_path / name, kind, order)
         sink = only_sink(job)
-        assert sink.end_rewrite(rewritten_files(sink, replace(ALL_FILES, rewrite_all=True))) is not None
+        assert sink.end_rewrite(rewritten_files(sink, EACH_ONCE)) is not None
         assert job.rows() == rows
         files = len(data_files(job))
         assert FILES / 2 <= files <= FILES * 2
@@ -192,10 +189,6 @@ def test_a_filtered_scan_skips_files(spark: SparkSession, tmp_path: Path, kind: 
     assert by_x <= 0.25
     assert by_y == 1
     assert both == by_x
-    by_x, by_y, both = shares["zorder"]
-    assert by_x <= 0.6
-    assert by_y <= 0.6
-    assert both <= 0.3
 
 
 @pytest.mark.spark
@@ -209,55 +202,6 @@ def test_small_files_that_are_merged_are_sorted_together(spark: SparkSession, tm
     assert planned(job, WINDOWS[0]) <= files / 2
     assert job.rows() == rows
     assert job.check_index() is not None
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_table_that_was_in_no_order_is_rewritten_once(spark: SparkSession, tmp_path: Path, kind: str) -> None:
-    """By `--rewrite-all`, after which nothing is to do."""
-    job, rows = square(spark, tmp_path, kind, None)
-    job.table = {**job.table, "maintenance": {"rewrite": {"sort": ["x"], "max-file-group-size-bytes": 40000}}}
-    assert planned(job, WINDOWS[0]) == len(data_files(job))
-    before = set(data_files(job))
-    (would,) = maintain(spark, job.config(), ["orders"], dry_run=True, rewrite_all=True)
-    assert (would.error, would.rewritten_data_files) == (None, len(before))
-    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
-    assert (done.error, done.failed_groups) == (None, 0)
-    assert done.rewritten_data_files == len(before)
-    assert not before & set(data_files(job))
-    assert planned(job, WINDOWS[0]) <= len(data_files(job)) / 2, "each group has a file or two with these rows"
-    assert job.rows() == rows
-    assert job.check_index() is not None
-    # those that are left over of groups may be small, and are merged; then all is as it should be
-    for _ in range(2):
-        (again,) = maintain(spark, job.config(), ["orders"], dry_run=False)
-        assert again.error is None
-    assert again.rewritten_data_files == 0
-    job.write([("+U", {"id": 5, "x": 100, "y": 100, "more": "changed"})])
-    job.run()
-    rows[5] = {"id": 5, "x": 100, "y": 100, "more": "changed"}
-    assert job.rows() == rows
-
-
-@pytest.mark.spark
-def test_only_files_of_a_condition_are_all_rewritten(spark: SparkSession, tmp_path: Path) -> None:
-    job, rows = square(spark, tmp_path, "v3", {"sort": ["x"]})
-    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
-    wanted = planned(job, WINDOWS[0])
-    (some,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True, where=WINDOWS[0])
-    assert (some.error, some.rewritten_data_files) == (None, wanted)
-    assert wanted < done.rewritten_data_files
-    assert job.rows() == rows
-
-
-@pytest.mark.spark
-def test_tables_whose_deletes_are_by_value_are_not_rewritten_as_a_whole(spark: SparkSession, tmp_path: Path) -> None:
-    job = new_job(spark, tmp_path, "v2", None, 1000, deletes="equality")
-    job.write([("+I", {"id": 1, "region": "eu"})])
-    job.run()
-    (found,) = maintain(spark, job.config(), ["orders"], dry_run=False, rewrite_all=True)
-    assert (found.error, found.rewritten_data_files) == (None, 0)
-    assert found.skipped == "--rewrite-all is for tables with deletes: position or copy-on-write"
 
 
 @pytest.mark.spark
@@ -296,11 +240,11 @@ def test_what_is_wrong_with_columns_that_the_table_tells(
     job = new(spark, tmp_path, columns=columns, configure_columns=not exists)
     if exists:
         replace(job, configure_columns=True).pipeline().run()
-    job.table = {"maintenance": {"rewrite": {"zorder": ["region", "tags"]}}}
+    job.table = {"maintenance": {"rewrite": {"sort": ["region", "tags"]}}}
     with pytest.raises(ConfigError) as caught:
         list(inspection.check(spark, job.config()))
     assert str(caught.value) == (
-        "tables[0].maintenance.rewrite.zorder[1]: got tags of type array<string>, which has no order; expected a "
+        "tables[0].maintenance.rewrite.sort[1]: got tags of type array<string>, which has no order; expected a "
         "number, a string, a date or a timestamp. Name another column."
     )
     if exists:
@@ -339,17 +283,9 @@ def loaded(folder: Path, text: str) -> Config:
     ("text", "expected"),
     [
         (
-            of_table("sort: [day], zorder: [day, customer]"),
-            "9: tables[0].maintenance.rewrite.zorder: got sort and zorder, expected one of them: rows have one order. "
-            "Leave out one of them.",
-        ),
-        (
-            of_table("zorder: [day]"),
-            "9: tables[0].maintenance.rewrite.zorder: got 1 column, expected 2 to 4; for one column write sort: [day].",
-        ),
-        (
-            of_table("zorder: [a, b, c, d, e]"),
-            "9: tables[0].maintenance.rewrite.zorder: got 5 columns, expected 2 to 4.",
+            of_table("zorder: [day, customer]"),
+            "9: tables[0].maintenance.rewrite.zorder: this key is gone. Write sort: [...] instead: rows are ordered by "
+            "one column after the other.",
         ),
         (of_table("sort: []"), "9: tables[0].maintenance.rewrite.sort: got a list of 0, expected at least 1 in it."),
         (of_table("sort: day"), "9: tables[0].maintenance.rewrite.sort: got 'day', expected a list: [day]."),

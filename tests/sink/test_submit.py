@@ -555,8 +555,6 @@ def test_wrong_command_line(capsys: pytest.CaptureFixture[str]) -> None:
         (["init", "--files", "d", "--registry", "http://r"], "--registry: only with --bootstrap-servers"),
         (["init", "--bootstrap-servers", "b:9092", "--order-by", "seq"],
          "--order-by: only with --files, and here is --bootstrap-servers."),
-        (["maintain", "a.yaml", "--convert-equality-deletes", "--rewrite-all"],
-         "--where and --rewrite-all choose files to rewrite, and --convert-equality-deletes rewrites none."),
         (["maintain", "a.yaml", "--convert-equality-deletes", "--where", "id > 1"], "rewrites none. Leave out one"),
     ],
 )  # fmt: skip
