@@ -16,9 +16,9 @@ import yaml
 from pydantic import BaseModel
 
 from changelog import formats
-from sink import cli, errors
+from sink import cli, config, errors
 from sink.commands import demo
-from sink.config import model as config
+from sink.config import sections
 from sink.config.maintenance import MaintenanceSection
 from sink.targets.capabilities import CAPABILITIES
 
@@ -38,11 +38,11 @@ COMMANDS = (
 )  # fmt: skip
 
 _SECTIONS: dict[str, type[BaseModel]] = {
-    "sink": config.SinkSection,
-    "source": config.SourceSection,
-    "tables[]": config.TableSection,
-    "index": config.IndexSection,
-    "verify": config.VerifySection,
+    "sink": sections.SinkSection,
+    "source": sections.SourceSection,
+    "tables[]": sections.TableSection,
+    "index": sections.IndexSection,
+    "verify": sections.VerifySection,
     "maintenance": MaintenanceSection,
 }
 

@@ -8,7 +8,7 @@ from typing import Annotated
 from cronsim import CronSim, CronSimError
 from pydantic import AfterValidator, ConfigDict, Field, field_validator
 
-from sink.config.section import Section, Text
+from sink.config.base import Section, Text
 
 _AGE = re.compile(r"(\d+) (minute|hour|day|week)s?")
 _UNITS = {"minute": "minutes", "hour": "hours", "day": "days", "week": "weeks"}

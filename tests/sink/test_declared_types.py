@@ -15,7 +15,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.encoded import MAYBE_BASE64
 from sink.commands import inspection
 from sink.config import Config
-from sink.config.model import TableSection
+from sink.config.sections import TableSection
 from sink.errors import ConfigError
 from sink.run.patterns import resolve_tables
 from sink.run.plan import evolved_columns, maybe_decimals

@@ -1,0 +1,579 @@
+"""The sections of the configuration as typed data, and what each value must be like."""
+
+import re
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Field,
+    field_validator,
+    model_validator,
+)
+
+from changelog import formats
+from sink.config.base import Section, Text, as_text
+from sink.config.maintenance import MaintenanceSection
+from sink.config.options import (
+    MisplacedError,
+    check_source,
+    did_you_mean,
+)
+
+_INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
+_READY_SECONDS = 600.0
+_UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
+GROUP_REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
+_PARTITION = re.compile(
+    r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))"
+)
+_TIME_TRANSFORMS = {
+    "year": "year",
+    "years": "year",
+    "month": "month",
+    "months": "month",
+    "day": "day",
+    "days": "day",
+    "hour": "hour",
+    "hours": "hour",
+}
+
+
+@contextmanager
+def at(*path: str | int) -> Iterator[None]:
+    """Put `path` before the path of a `MisplacedError` that is raised inside this context."""
+    try:
+        yield
+    except MisplacedError as error:
+        raise MisplacedError(str(error), *path, *error.path) from None
+
+
+class PartitionField(Section):
+    """One parsed entry of `partition_by`: a transform, its parameter if it has one, and the source column."""
+
+    transform: Literal["identity", "bucket", "truncate", "year", "month", "day", "hour"]
+    column: str
+    parameter: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        """Parse texts such as `region`, `bucket(8, id)`, `truncate(4, name)`, `day(created_at)`.
+
+        :raises ValueError: the text has another form.
+        """
+        match = _PARTITION.fullmatch(text.strip())
+        if match:
+            wide, parameter, wide_column, function, function_column, column = match.groups()
+            if wide and int(parameter) > 0:
+                return cls.model_validate({"transform": wide, "column": wide_column, "parameter": int(parameter)})
+            if function == "identity":
+                return cls(transform="identity", column=function_column)
+            if function in _TIME_TRANSFORMS:
+                return cls.model_validate({"transform": _TIME_TRANSFORMS[function], "column": function_column})
+            if column:
+                return cls(transform="identity", column=column)
+        raise ValueError(
+            f"{text!r} is not a partition field; write a column name, bucket(N, column), truncate(N, column), "
+            "year(column), month(column), day(column) or hour(column)"
+        )
+
+
+class OrderColumn(Section):
+    """One parsed entry of `order_by`: a column (or a dotted path into the message) and its Spark SQL type, if given."""
+
+    name: str
+    type: str | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Self:
+        name, _, dtype = text.strip().partition(" ")
+        return cls(name=name, type=dtype.strip() or None)
+
+
+def _seconds(interval: str) -> float:
+    match = _INTERVAL.fullmatch(interval)
+    assert match is not None
+    return int(match[1]) * _UNIT_SECONDS[match[2]]
+
+
+def _intervals(value: str) -> str:
+    number = value if value.isdecimal() else "10"
+    return f'"{number} seconds" or "1 minute"'
+
+
+def _interval(value: str) -> str:
+    if not _INTERVAL.fullmatch(value):
+        raise ValueError(f"write an interval such as {_intervals(value)}")
+    return value
+
+
+Interval = Annotated[Text, AfterValidator(_interval)]
+
+
+def _http(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"address": as_text(value)}
+
+
+class HttpSection(Section):
+    """`sink.http:` only an address, or a mapping with more.
+
+    :param address: `host:port`. The host must be written, so that nobody listens to the world unawares.
+    :param ready_within: a table may have something to apply for so long without a commit, and the sink is still ready.
+    :param hosts: names by which browsers and other clients may call it, besides addresses and names without a dot.
+    """
+
+    address: Text
+    ready_within: Interval | None = None
+    hosts: list[str] = Field(default_factory=list)
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, port = cls._parts(value)
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(
+                'write an address of this machine and a port, such as "127.0.0.1:8088" for this machine alone, '
+                '"0.0.0.0:8088" for all who can reach it, or "[::1]:8088"'
+            )
+        return value
+
+    @staticmethod
+    def _parts(address: str) -> tuple[str, str]:
+        host, _, port = address.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            return host[1:-1], port
+        return ("", port) if ":" in host or "/" in host else (host, port)
+
+    @property
+    def host(self) -> str:
+        return self._parts(self.address)[0]
+
+    @property
+    def port(self) -> int:
+        return int(self._parts(self.address)[1])
+
+
+class SinkSection(Section):
+    """`sink:` the sink's name and how it runs."""
+
+    id: str
+    checkpoint: str
+    trigger: Text = "available-now"
+    on_bad_record: Literal["dead-letter", "fail"] = "dead-letter"
+    dead_letter_table: str | None = None
+    dead_letter_topic: str | None = None
+    dead_letter_options: dict[str, Text] = Field(default_factory=dict)
+    max_bad_records: Annotated[int, Field(ge=0)] | None = None
+    on_table_error: Literal["continue", "stop"] = "continue"
+    parallel_tables: Annotated[int, Field(ge=1)] | None = None
+    http: Annotated[HttpSection, BeforeValidator(_http)] | None = None
+    log_format: Literal["text", "json"] = "text"
+    show_values: bool = True
+
+    @field_validator("id")
+    @classmethod
+    def _id(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", value):
+            raise ValueError("use letters, digits, '-' and '_'; the id becomes part of a table property's name")
+        return value
+
+    @field_validator("trigger")
+    @classmethod
+    def _trigger(cls, value: str) -> str:
+        if value != "available-now" and not _INTERVAL.fullmatch(value):
+            raise ValueError(f'write "available-now", or an interval such as {_intervals(value)}')
+        return value
+
+    @property
+    def ready_seconds(self) -> float:
+        """The limit of `http.ready_within`; by default ten minutes, or three times the trigger if that is longer."""
+        if self.http is not None and self.http.ready_within is not None:
+            return _seconds(self.http.ready_within)
+        return max(_READY_SECONDS, 0.0 if self.trigger == "available-now" else 3 * _seconds(self.trigger))
+
+
+class SourceSection(Section):
+    """`source:` where changes come from, and their format."""
+
+    type: Literal["kafka", "files"]
+    format: str
+    options: dict[str, Text] = Field(default_factory=dict)
+    format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    discovery_interval: Interval = "1 minute"
+
+    @field_validator("format")
+    @classmethod
+    def _format(cls, value: str) -> str:
+        if value not in formats.OURS and value not in formats.names():  # `names` searches all installed packages
+            raise ValueError(
+                f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of "
+                f"{', '.join(formats.names())}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _format_options_fit(self) -> Self:
+        made = formats.find(self.format)
+        for name, value in self.format_options.items():
+            if name not in made.OPTIONS:
+                known = f"Known for {self.format}: {', '.join(made.OPTIONS) or 'none'}"
+                raise MisplacedError(f"unknown key{did_you_mean(name, made.OPTIONS)}. {known}", "format_options", name)
+            choices = made.OPTIONS[name]
+            if choices and value not in choices:
+                raise MisplacedError(f"got {value!r}, expected one of {', '.join(choices)}", "format_options", name)
+        for name in made.REQUIRED:
+            if not self.format_options.get(name):
+                raise MisplacedError(f"format: {self.format} needs {name}", "format_options")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        with at("options"):
+            check_source(self.options, files=self.type == "files")
+        return self
+
+    @property
+    def discovery_seconds(self) -> float:
+        """Seconds between two searches for new topics or directories."""
+        return _seconds(self.discovery_interval)
+
+    @property
+    def file_format(self) -> str:
+        """Format of change files: `parquet` or `json` (one object a line)."""
+        return self.options.get("path_format", "parquet" if self.format == "row-kind" else "json")
+
+
+class ColumnSection(Section):
+    """One entry of `columns:`: only a type, or a mapping with more.
+
+    :param type: Spark SQL type.
+    :param source: `from:` the message's field, if its name differs from the column's.
+    :param expression: Spark SQL over the other columns and metadata columns. The column then isn't a field.
+    :param stored: False for a field that only expressions need.
+    """
+
+    type: str
+    source: str | None = Field(default=None, alias="from")
+    expression: str | None = None
+    stored: bool = True
+
+    @model_validator(mode="after")
+    def _one_origin(self) -> Self:
+        if self.expression is not None and (self.source is not None or not self.stored):
+            raise ValueError("a column with an expression is computed: it has no from, and is always stored")
+        return self
+
+
+def _column(value: Any) -> Any:
+    return {"type": value} if isinstance(value, str) else value
+
+
+Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_timestamp"]
+
+
+Columns = Annotated[list[str], Field(min_length=1)]
+
+
+class VerifySection(Section):
+    """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
+
+    :param url: JDBC URL of the database (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
+    :param table: the database's table; in an entry that is a pattern, with `$1` for a group of its source. By default
+        what the topic's name has after its first part.
+    :param spark_table: any table that Spark reads, in place of a database.
+    :param slot: Debezium's replication slot in Postgres.
+    :param settle: how long a change takes from the connector into the topic, at most.
+    """
+
+    url: Text | None = None
+    user: Text | None = None
+    password: Text | None = None
+    table: Text | None = None
+    spark_table: Text | None = None
+    slot: Text | None = None
+    settle: Interval = "5 seconds"
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"jdbc:(postgresql|mysql|mariadb):", value):
+            raise ValueError(
+                "expected jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or "
+                "jdbc:mariadb://host:3306/database; for anything else that Spark can read, write spark_table"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.spark_table is not None:
+            for name in ("url", "user", "password", "table", "slot"):
+                if getattr(self, name) is not None:
+                    raise MisplacedError(f"{name} is of a database, and spark_table is given too. Keep one", name)
+        if self.slot is not None and self.url is not None and not self.url.startswith("jdbc:postgresql:"):
+            raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+        return self
+
+    @property
+    def settle_seconds(self) -> float:
+        return _seconds(self.settle)
+
+
+class TableSection(Section):
+    """One entry of `tables:`: a changelog and the table that mirrors it.
+
+    :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
+        (`sink.run.keys`).
+    :param keys: topic or directory -> key columns, for exceptions of a pattern.
+    :param types: name, or regular expression for names -> Spark SQL type of columns that `columns` doesn't name.
+    :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
+    :param source_tables: patterns of the source's tables whose messages are taken. Empty: the one that is named first.
+    :param other_tables: what becomes of messages of other tables.
+    :param shared_with: ids of other sinks that may write the table too, or have created it.
+    :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
+    """
+
+    source: str
+    target: str
+    key: Columns = Field(default_factory=list)
+    keys: dict[str, Columns] = Field(default_factory=dict)
+    columns: dict[str, Annotated[ColumnSection, BeforeValidator(_column)]] | None = None
+    types: dict[str, str] = Field(default_factory=dict)
+    exclude: list[str] = Field(default_factory=list)
+    metadata: list[Metadata] = Field(default_factory=list)
+    schema_changes: Literal["evolve", "ignore", "fail"] = "evolve"
+    partition_by: list[str] = Field(default_factory=list)
+    cluster_by: list[str] = Field(default_factory=list)
+    order_by: list[str] = Field(default_factory=list)
+    mode: Literal["upsert", "changelog", "append"] = "upsert"
+    deletes: Literal["position", "equality", "copy-on-write"] = "position"
+    unavailable: Literal["keep", "reject"] | None = None
+    truncate: Literal["apply", "reject"] | None = None
+    merge_small_files: bool = True
+    properties: dict[str, Text] = Field(default_factory=dict)
+    shared_with: list[str] = Field(default_factory=list)
+    source_tables: list[str] = Field(default_factory=list)
+    other_tables: Literal["reject", "ignore"] = "reject"
+    verify: VerifySection | None = None
+    maintenance: MaintenanceSection | None = None
+
+    @field_validator("target")
+    @classmethod
+    def _target(cls, value: str) -> str:
+        if len(value.split(".")) < 3 or not all(value.split(".")):
+            raise ValueError("write catalog.namespace.table")
+        return value
+
+    @field_validator("columns")
+    @classmethod
+    def _columns(cls, value: dict[str, ColumnSection] | None) -> dict[str, ColumnSection] | None:
+        for name in value or {}:
+            if name.startswith("_rowdelta_"):
+                raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
+            if "'" in name or "." in name:
+                raise ValueError(f"{name}: a column name may not contain ' or .")
+        return value
+
+    @field_validator("types")
+    @classmethod
+    def _types(cls, value: dict[str, str]) -> dict[str, str]:
+        for name in value:
+            try:
+                re.compile(name)
+            except re.error as error:
+                raise MisplacedError(
+                    f"{name!r} is neither a column's name nor a regular expression for names: {error}", name
+                ) from None
+        return value
+
+    @field_validator("partition_by")
+    @classmethod
+    def _partition_by(cls, value: list[str]) -> list[str]:
+        for text in value:
+            PartitionField.parse(text)
+        return value
+
+    @field_validator("cluster_by")
+    @classmethod
+    def _cluster_by(cls, value: list[str]) -> list[str]:
+        for name in value:
+            if value.count(name) > 1:
+                raise ValueError(f"cluster_by names {name!r} twice. Name it once")
+        return value
+
+    @property
+    def partition_fields(self) -> list[PartitionField]:
+        return [PartitionField.parse(text) for text in self.partition_by]
+
+    @property
+    def order_columns(self) -> list[OrderColumn]:
+        return [OrderColumn.parse(text) for text in self.order_by]
+
+    def declared_type(self, column: str) -> str | None:
+        """The type that `types` gives a column: by its name, or else by the first expression for its whole name."""
+        if column in self.types:
+            return self.types[column]
+        return next((dtype for name, dtype in self.types.items() if re.fullmatch(name, column)), None)
+
+    @property
+    def catalog(self) -> str:
+        return self.target.split(".")[0]
+
+    @property
+    def has_index(self) -> bool:
+        """Whether a key index finds the table's rows."""
+        return self.mode != "append" and self.deletes != "equality"
+
+    @property
+    def copies(self) -> bool:
+        """Whether rows are deleted copy-on-write."""
+        return self.mode != "append" and self.deletes == "copy-on-write"
+
+    @property
+    def is_computed(self) -> bool:
+        """Whether the configuration has computed columns, or fields for them."""
+        return any(column.expression is not None or not column.stored for column in (self.columns or {}).values())
+
+    @property
+    def keeps_unavailable(self) -> bool:
+        """Whether updates may lack values, which are then those of the table's row."""
+        return self.unavailable != "reject" and self._cannot_keep is None
+
+    @property
+    def _cannot_keep(self) -> str | None:
+        """Why `unavailable: keep` isn't possible."""
+        if self.mode != "upsert":
+            return f"mode {self.mode} takes changes as they are. Write mode: upsert"
+        if not self.has_index:
+            return "only the key index finds the table's rows. Write deletes: position or copy-on-write"
+        if self.is_computed:
+            return "a computed column could be computed from a value that wasn't sent. Leave expressions out"
+        return None
+
+    @model_validator(mode="after")
+    def _unavailable_fits(self) -> Self:
+        if self.unavailable == "keep" and (why := self._cannot_keep) is not None:
+            raise MisplacedError(f"table {self.target}: got keep, but {why}, or unavailable: reject", "unavailable")
+        return self
+
+    @model_validator(mode="after")
+    def _order_fits(self) -> Self:
+        columns = self.maintenance.rewrite.sort if self.maintenance is not None else None
+        if columns is None:
+            return self
+        path = ("maintenance", "rewrite", "sort")
+        if self.mode != "append" and self.deletes == "equality":
+            raise MisplacedError(
+                f"table {self.target}: got sort, but with deletes: equality Iceberg's procedure rewrites its files, "
+                f"which isn't told an order. Write deletes: position or copy-on-write, or leave sort out",
+                *path,
+            )
+        for column in columns if self.columns is not None else ():
+            if column not in self._stored:
+                raise MisplacedError(
+                    f"sort names {column!r}, which is not in columns{did_you_mean(column, self._stored)}", *path
+                )
+        return self
+
+    @property
+    def is_pattern(self) -> bool:
+        """Whether `source` is a regular expression. It is one if `target` has a reference such as `$1`. Special
+        characters in `source` don't decide, since names of topics contain dots too.
+        """
+        return GROUP_REFERENCE.search(self.target) is not None
+
+    def expand(self, text: str, match: re.Match[str]) -> str:
+        """Replace `$1` or `${1}` in `text` by the match's groups. Each group becomes a name of letters, digits and `_`.
+
+        :raises ValueError: a group is empty.
+        """
+
+        def name(reference: re.Match[str]) -> str:
+            value = match[int(reference[1] or reference[2])]
+            if not value:
+                raise ValueError(f"{reference[0]} in {text!r} is empty for {match.string!r}")
+            return re.sub(r"\W", "_", value)
+
+        return GROUP_REFERENCE.sub(name, text)
+
+    @model_validator(mode="after")
+    def _columns_exist(self) -> Self:
+        if self.key:
+            self.check_key(self.key, "key")
+        for name, key in self.keys.items():
+            self.check_key(key, "keys", name)
+        if self.columns is not None:
+            stored = self._stored
+            for field in self.partition_fields:
+                if field.column not in stored:
+                    raise MisplacedError(
+                        f"partition_by names {field.column!r}, which is not in columns"
+                        f"{did_you_mean(field.column, stored)}",
+                        "partition_by",
+                    )
+            for name in self.cluster_by:
+                if name not in stored:
+                    raise MisplacedError(
+                        f"cluster_by names {name!r}, which is not in columns{did_you_mean(name, stored)}", "cluster_by"
+                    )
+            lower = [name.lower() for name in (*self.columns, *self.metadata)]
+            for name in (*self.columns, *self.metadata):
+                if lower.count(name.lower()) > 1:
+                    raise MisplacedError(
+                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower "
+                        "case",
+                        "columns",
+                    )
+            for name in self.types:
+                if name in self.columns:
+                    raise MisplacedError(
+                        f"types names {name!r}, whose type columns says; remove it from one of them", "types", name
+                    )
+            for name in self.exclude:
+                if name in self.columns:
+                    raise MisplacedError(
+                        f"exclude names {name!r}, which columns names too; remove it from one of them", "exclude"
+                    )
+        return self
+
+    @property
+    def _stored(self) -> list[str]:
+        """The table's columns that the configuration names."""
+        return [*(name for name, column in (self.columns or {}).items() if column.stored), *self.metadata]
+
+    def check_key(self, key: Sequence[str], *path: str) -> None:
+        """Check whether these columns can be the key, as far as the configuration says.
+
+        :param path: where the key is configured, for messages.
+        :raises MisplacedError: they can't be the key.
+        """
+        if len(set(key)) != len(key):
+            raise MisplacedError(f"key names a column twice: {list(key)}", *path)
+        for name in key:
+            if name in self.exclude:
+                raise MisplacedError(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
+            if name in self.metadata:
+                raise MisplacedError(
+                    f"key names {name!r}, which is a metadata column; a key must be a field of the messages", *path
+                )
+            if self.columns is None:
+                continue
+            if name not in self._stored:
+                raise MisplacedError(
+                    f"key names {name!r}, which is not in columns{did_you_mean(name, self._stored)}", *path
+                )
+            if self.columns[name].expression is not None:
+                raise MisplacedError(
+                    f"key names {name!r}, which is computed; a key must be a field of the messages", *path
+                )
+
+
+class IndexSection(Section):
+    """`index:` where the tables' key indexes are stored.
+
+    Tasks use `properties` (`s3.endpoint`, …) to reach this place, instead of the catalog's properties.
+    """
+
+    location: str | None = None
+    properties: dict[str, Text] | None = None
