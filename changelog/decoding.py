@@ -58,7 +58,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
 from changelog.values.encoded import MAYBE_BASE64
-from changelog.values.nested import has_more, is_nested, json_text, more
+from changelog.values.nested import has_more, is_nested, json_text, more, python_values
 
 CHANGES_PER_RECORD = 1 << 16
 """The order value of a change is its record's offset times this number, plus the place of the change in the record."""
@@ -492,7 +492,7 @@ class _TaskDecoder:
             contradiction = readings.contradiction(wire, value, column.field, visible=visible)
             return contradiction or f"{shown(value, visible=visible)} does not fit {dtype}"
 
-        return [f"column {column.name}: {misfit(value)}" for value in values.to_pylist()]
+        return [f"column {column.name}: {misfit(value)}" for value in python_values(values)]
 
     def _observe_fields(self, changes: Changes) -> None:
         known = {column.field for column in self._spec.columns} | self._spec.excluded
@@ -578,14 +578,18 @@ def _packed(raw: pa.RecordBatch, rows: pa.Array, classes: pa.Array, reasons: pa.
 
 
 def _as_json(columns: pa.StructArray) -> pa.Array:
-    """Typed columns of rows as JSON objects. Times are texts, since Arrow has some that Python hasn't."""
+    """Typed columns of rows as JSON objects, with times as texts."""
     names = [field.name for field in columns.type]
-    values = [
-        convert(Wire(column), pa.string())[0] if pa.types.is_temporal(column.type) else column
-        for column in columns.flatten()
-    ]
-    shown = pa.StructArray.from_arrays(values, names=names)
-    return pa.array([json_text(row, shown.type) for row in shown.to_pylist()], pa.string())
+    shown = pa.StructArray.from_arrays([_with_texts(column) for column in columns.flatten()], names=names)
+    return pa.array([json_text(row, shown.type) for row in python_values(shown)], pa.string())
+
+
+def _with_texts(column: pa.Array) -> pa.Array:
+    """The column, with texts if it has times that texts can tell."""
+    if not pa.types.is_temporal(column.type):
+        return column
+    texts, lost = convert(Wire(column), pa.string())
+    return texts if lost is None else column
 
 
 def _flags(values: pa.Array | None) -> Mask | None:

@@ -16,7 +16,7 @@ from changelog.changes import COLUMNS, RAW_SCHEMA
 from changelog.row_kind import Kinds
 from changelog.rows import FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
-from changelog.values.nested import is_nested
+from changelog.values.nested import has_times, is_list, is_nested
 
 MOST_BYTES = 32 * 1024 * 1024
 """The largest file that is read whole. Python and the JVM each hold the whole file in memory."""
@@ -79,7 +79,7 @@ class FileReader:
         """
         try:
             yield from self._records(content, source, file)
-        except pa.ArrowException as error:
+        except (pa.ArrowException, OSError) as error:  # all bytes are here, so no store is to blame
             raise UnreadableFileError(f"change file {source} can't be read as Parquet: {error}") from error
 
     def _records(self, content: bytes, source: str, file: int) -> Iterator[pa.RecordBatch]:
@@ -87,7 +87,7 @@ class FileReader:
         parquet = pq.ParquetFile(pa.BufferReader(content), coerce_int96_timestamp_unit="us")
         have = parquet.schema_arrow.names
         names = {name: found for name in types if (found := _named(name, have, source)) is not None}
-        if any(pa.types.is_temporal(types[name]) for name in names):
+        if any(has_times(types[name]) for name in names):
             _check_calendar(parquet.metadata.metadata or {}, source)
         leaves = [parquet.schema.column(number) for number in range(len(parquet.schema))]
         instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
@@ -136,11 +136,15 @@ def _readable(values: pa.Array, want: pa.DataType, where: str) -> pa.Array:
     :param where: names the column and the file.
     :raises UnreadableFileError: they have another type.
     """
+    if isinstance(values, pa.ExtensionArray):  # such as JSON
+        values = values.storage
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     have = values.type
-    if have == want or pa.types.is_null(have) or (is_nested(have) and is_nested(want)):
+    if have == want or pa.types.is_null(have):
         return values
+    if is_nested(have) and is_nested(want):
+        return values.view(_spelled(have, want, where))
     if _is_text(have) and _is_text(want):
         return values.cast(want)
     if not _is_wider(want, have):
@@ -149,6 +153,33 @@ def _readable(values: pa.Array, want: pa.DataType, where: str) -> pa.Array:
             "file again with this type, or correct tables[].columns"
         )
     return values
+
+
+def _spelled(have: pa.DataType, want: pa.DataType, where: str) -> pa.DataType:
+    """The type `have` with the names that `want` has for the fields of structs. Spark ignores upper and lower case here
+    too.
+
+    :raises UnreadableFileError: two fields would have one name.
+    """
+    if pa.types.is_struct(have) and pa.types.is_struct(want):
+        names = {field.name.lower(): field.name for field in want}
+        fields = [field.with_name(names.get(field.name.lower(), field.name)) for field in have]
+        if len({field.name for field in fields}) < len(fields):
+            raise UnreadableFileError(
+                f"a struct has fields that differ in upper and lower case at most: {where} is {have}. Write the file "
+                "again with one of them"
+            )
+        known = {field.name: field.type for field in want}
+        return pa.struct(
+            [f.with_type(_spelled(f.type, known[f.name], where)) if f.name in known else f for f in fields]
+        )
+    if is_list(have) and is_list(want):
+        element = have.value_field.with_type(_spelled(have.value_type, want.value_type, where))
+        return pa.large_list(element) if pa.types.is_large_list(have) else pa.list_(element)
+    if pa.types.is_map(have) and pa.types.is_map(want):
+        item = have.item_field.with_type(_spelled(have.item_type, want.item_type, where))
+        return pa.map_(have.key_field, item)
+    return have
 
 
 def _is_text(dtype: pa.DataType) -> bool:
@@ -177,5 +208,7 @@ def _is_wider(want: pa.DataType, have: pa.DataType) -> bool:
         bits = have.bit_width + pa.types.is_unsigned_integer(have)
         if pa.types.is_integer(want):
             return bool(want.bit_width >= bits)
+        if pa.types.is_decimal(want):
+            return bool(want.precision - want.scale >= len(str(2 ** (bits - 1) - 1)))
         return bool(pa.types.is_float64(want) and bits <= 32)
     return bool(pa.types.is_float64(want) and pa.types.is_floating(have))

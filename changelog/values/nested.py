@@ -34,6 +34,36 @@ def is_list(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_list(dtype) or pa.types.is_large_list(dtype))
 
 
+def has_times(dtype: pa.DataType) -> bool:
+    """Whether values of the type are dates or times, or have some in them."""
+    parts = range(dtype.num_fields) if is_nested(dtype) else ()
+    return bool(pa.types.is_temporal(dtype) or any(has_times(dtype.field(part).type) for part in parts))
+
+
+def python_values(values: pa.Array) -> list[Any]:
+    """The values as Python has them. Arrow has dates and times that Python hasn't: then they are numbers."""
+    try:
+        found: list[Any] = values.to_pylist()
+    except (OverflowError, ValueError):
+        found = values.view(_timeless(values.type)).to_pylist()
+    return found
+
+
+def _timeless(dtype: pa.DataType) -> pa.DataType:
+    """The type of the same layout with integers in the place of dates and times."""
+    if pa.types.is_temporal(dtype):
+        return pa.int32() if dtype.bit_width == 32 else pa.int64()
+    if pa.types.is_struct(dtype):
+        return pa.struct([field.with_type(_timeless(field.type)) for field in dtype])
+    if pa.types.is_map(dtype):
+        key, item = (field.with_type(_timeless(field.type)) for field in (dtype.key_field, dtype.item_field))
+        return pa.map_(key, item)
+    if is_list(dtype):
+        element = dtype.value_field.with_type(_timeless(dtype.value_type))
+        return pa.large_list(element) if pa.types.is_large_list(dtype) else pa.list_(element)
+    return dtype
+
+
 def from_arrow(values: pa.Array, wire: WireType, target: pa.DataType, convert: Convert) -> pa.Array:
     """Convert lists to lists, maps to maps, and structs to structs by field name. A field that the values lack is
     null.

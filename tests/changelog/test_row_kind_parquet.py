@@ -17,6 +17,7 @@ from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.decoding import ChangelogDecoder
 from changelog.row_kind_parquet import FileReader, UnreadableFileError, columns_to_read
@@ -190,12 +191,18 @@ def test_files_of_the_julian_calendar_are_refused_if_they_have_times(metadata: d
     assert rows(written(small().replace_schema_metadata(metadata)), SMALL).num_rows == 2
     table = spec({"id": "bigint", "day": "date"}, order_by=SEQ, source_order=False)
     with_day = small(day=pa.array([date(1500, 1, 1), None]))
-    with pytest.raises(UnreadableFileError, match=r"Julian calendar.*write it again"):
-        rows(written(with_day.replace_schema_metadata(metadata)), table)
+    in_list = small(day=pa.array([[date(1500, 1, 1)], None]))
+    of_lists = spec({"id": "bigint", "day": "array<date>"}, order_by=SEQ, source_order=False)
+    for content, its_table in ((with_day, table), (in_list, of_lists)):
+        with pytest.raises(UnreadableFileError, match=r"Julian calendar.*write it again"):
+            rows(written(content.replace_schema_metadata(metadata)), its_table)
     assert rows(written(with_day.replace_schema_metadata({"org.apache.spark.version": "3.5.1"})), table).num_rows == 2
 
 
-@pytest.mark.parametrize("content", [b"", b"PAR1", written(small())[:-20], b"x" * 1000])
+DAMAGED = b"PAR1" + bytes(200) + written(small())[204:]
+
+
+@pytest.mark.parametrize("content", [b"", b"PAR1", written(small())[:-20], b"x" * 1000, DAMAGED])
 def test_what_is_not_parquet_is_refused(content: bytes) -> None:
     with pytest.raises(UnreadableFileError, match=r"change file file:///changes/1.parquet can't be read as Parquet"):
         rows(content, SMALL)
@@ -260,6 +267,76 @@ def test_bad_rows() -> None:
         if row[BAD] and b'"d"' in row[BAD]["value"]
     )
     assert hidden[BAD]["reason"] == "row_kind is text of 1 character; expected one of +I, -U, +U, -D"
+
+
+@pytest.mark.parametrize(
+    "dtype",
+    [
+        "array<struct<city:string,at:timestamp>>",
+        "map<string,struct<city:string,at:timestamp>>",
+        "struct<city:string,at:timestamp>",
+    ],
+)
+def test_fields_in_a_column_that_differ_in_case(dtype: str) -> None:
+    """Spark reads them as one, so large files have their values."""
+    table = replace(spec({"id": "bigint", "v": dtype}, order_by=SEQ, source_order=False), trust_before=True)
+    whole, at = to_arrow_type(table.columns[1].type), datetime(2026, 1, 1, tzinfo=UTC)
+    value = {"City": "Bonn", "AT": at}
+    part = pa.struct([("City", pa.string()), ("AT", pa.timestamp("us", "UTC"))])
+    if pa.types.is_list(whole):
+        found = pa.array([[value], None], pa.list_(part))
+    elif pa.types.is_map(whole):
+        found = pa.array([[("home", value)], None], pa.map_(pa.string(), part))
+    else:
+        found = pa.array([value, None], part)
+    (first, _) = rows(written(small(v=found)), table).column("v").to_pylist()
+    read = {"city": "Bonn", "at": at}
+    assert first == ([read] if pa.types.is_list(whole) else [("home", read)] if pa.types.is_map(whole) else read)
+
+
+def test_fields_in_a_column_with_one_name() -> None:
+    table = spec({"id": "bigint", "v": "struct<city:string>"}, order_by=SEQ, source_order=False)
+    twice = pa.array([{"City": "Bonn", "city": "Ulm"}, None])
+    with pytest.raises(UnreadableFileError, match=r"upper and lower case at most: v in .* is struct<City"):
+        rows(written(small(v=twice)), table)
+
+
+def test_integers_as_decimals() -> None:
+    """Spark reads unsigned bigints so."""
+    table = replace(spec({"id": "bigint", "v": "decimal(20,0)"}, order_by=SEQ, source_order=False), trust_before=True)
+    for values in (pa.array([2**64 - 1, 1], pa.uint64()), pa.array([-5, 1], pa.int32())):
+        assert rows(written(small(v=values)), table).column("v").to_pylist() == [Decimal(values[0].as_py()), None]
+    narrower = spec({"id": "bigint", "v": "decimal(19,0)"}, order_by=SEQ, source_order=False)
+    with pytest.raises(UnreadableFileError, match=r"v in .* is uint64"):
+        rows(written(small(v=pa.array([1, 2], pa.uint64()))), narrower)
+
+
+def test_json_as_text() -> None:
+    """DuckDB writes such columns."""
+    texts = pa.array(['{"a": 1}', None], pa.json_())
+    found = rows(written(small(v=texts)), replace(SMALL, trust_before=True))
+    assert found.column("v").to_pylist() == ['{"a": 1}', None]
+
+
+FAR = pa.array([2**63 - 1, 0], pa.int64()).view(pa.timestamp("us", "UTC"))
+"""PostgreSQL's infinity."""
+
+
+@pytest.mark.parametrize(
+    ("dtype", "values", "shown"),
+    [
+        ("timestamp", FAR, 2**63 - 1),
+        ("struct<at:timestamp>", pa.StructArray.from_arrays([FAR], ["at"]), {"at": 2**63 - 1}),
+        ("array<timestamp>", pa.ListArray.from_arrays(pa.array([0, 1, 2], pa.int32()), FAR), [2**63 - 1]),
+        ("map<string,timestamp>", pa.MapArray.from_arrays([0, 1, 2], pa.array(["a", "b"]), FAR), {"a": 2**63 - 1}),
+    ],
+)
+def test_a_time_that_no_table_has(dtype: str, values: pa.Array, shown: Any) -> None:
+    table = replace(spec({"id": "bigint", "v": dtype}, order_by=SEQ, source_order=False), trust_before=True)
+    bad, good = sorted(rows(written(small(v=values)), table).to_pylist(), key=lambda row: row[BAD] is None)
+    assert good[BAD] is None
+    assert bad[BAD]["error_class"] == "type_mismatch"
+    assert json.loads(bad[BAD]["value"])["v"] == shown
 
 
 def test_a_bad_row_with_a_time_that_python_has_not() -> None:
