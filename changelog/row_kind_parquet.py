@@ -12,10 +12,11 @@ import pyarrow.parquet as pq
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import COLUMNS, RAW_SCHEMA
+from changelog.changes import COLUMNS, RAW_SCHEMA, Wire
 from changelog.row_kind import Kinds
 from changelog.rows import FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
+from changelog.values import convert
 from changelog.values.nested import has_times, is_list, is_nested
 
 MOST_BYTES = 32 * 1024 * 1024
@@ -70,7 +71,8 @@ class FileReader:
     batch_rows: int
 
     def __call__(self, content: bytes, source: str, file: int = 0) -> Iterator[pa.RecordBatch]:
-        """A file's rows as raw records. Columns that the file lacks are left out.
+        """A file's rows as raw records: what Spark reads of the file too, so that a bad record is the same one in a
+        run that comes after a crash. Columns that the file lacks are null.
 
         :param content: the bytes of the whole file.
         :param source: its path, for people and for the column `_source`.
@@ -93,13 +95,15 @@ class FileReader:
         instants = {leaf.path for leaf in leaves if leaf.physical_type == "INT96"}
         first = 0
         for batch in parquet.iter_batches(self.batch_rows, columns=list(names.values()), use_threads=False):
-            columns = {}
-            for name, found in names.items():
-                values = batch.column(found)
-                if found in instants:  # Arrow reads them as local times
+            columns, count = {}, len(batch)
+            for name, dtype in types.items():
+                if name not in names:
+                    columns[name] = pa.nulls(count, dtype)
+                    continue
+                values = batch.column(names[name])
+                if names[name] in instants:  # Arrow reads them as local times
                     values = pc.assume_timezone(values, "UTC")
-                columns[name] = _readable(values, types[name], f"{name} in {source}")
-            count = len(batch)
+                columns[name] = _read(values, dtype, f"{name} in {source}")
             numbers = pa.array(np.arange(first, first + count, dtype=np.int64))
             numbered = pa.repeat(pa.scalar(file, pa.int32()), count)
             yield typed_records(columns, pa.repeat(source, count), numbered, numbers)
@@ -130,8 +134,8 @@ def _check_calendar(metadata: Mapping[bytes, bytes], source: str) -> None:
         )
 
 
-def _readable(values: pa.Array, want: pa.DataType, where: str) -> pa.Array:
-    """The values, if each value of their type is one of `want` too.
+def _read(values: pa.Array, want: pa.DataType, where: str) -> pa.Array:
+    """The values as `want`, if each value of their type is one of it too. Those that no table has stay as they are.
 
     :param where: names the column and the file.
     :raises UnreadableFileError: they have another type.
@@ -141,23 +145,25 @@ def _readable(values: pa.Array, want: pa.DataType, where: str) -> pa.Array:
     if pa.types.is_dictionary(values.type):
         values = values.dictionary_decode()
     have = values.type
-    if have == want or pa.types.is_null(have):
+    if have == want:
         return values
-    if is_nested(have) and is_nested(want):
-        return values.view(_spelled(have, want, where))
     if _is_text(have) and _is_text(want):
         return values.cast(want)
-    if not _is_wider(want, have):
+    if is_nested(have) and is_nested(want):
+        values = values.view(_spelled(have, want, where))
+        values.validate(full=True)  # bytes may be no text
+    elif not pa.types.is_null(have) and not _is_wider(want, have):
         raise UnreadableFileError(
             f"a change file has a column of another type: {where} is {have}, and the table needs {want}. Write the "
             "file again with this type, or correct tables[].columns"
         )
-    return values
+    converted, misfit = convert(Wire(values), want)
+    return converted if misfit is None else values
 
 
 def _spelled(have: pa.DataType, want: pa.DataType, where: str) -> pa.DataType:
-    """The type `have` with the names that `want` has for the fields of structs. Spark ignores upper and lower case here
-    too.
+    """The type `have` with the names that `want` has for the fields of structs: Spark ignores upper and lower case here
+    too. Text is bytes, and bytes are text, as `want` has them.
 
     :raises UnreadableFileError: two fields would have one name.
     """
@@ -179,7 +185,13 @@ def _spelled(have: pa.DataType, want: pa.DataType, where: str) -> pa.DataType:
     if pa.types.is_map(have) and pa.types.is_map(want):
         item = have.item_field.with_type(_spelled(have.item_type, want.item_type, where))
         return pa.map_(have.key_field, item)
+    for types in _TEXT_OR_BYTES:
+        if have in types:
+            return types[pa.types.is_binary(want)] if pa.types.is_string(want) or pa.types.is_binary(want) else have
     return have
+
+
+_TEXT_OR_BYTES = ((pa.string(), pa.binary()), (pa.large_string(), pa.large_binary()))
 
 
 def _is_text(dtype: pa.DataType) -> bool:

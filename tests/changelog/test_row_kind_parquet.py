@@ -294,6 +294,38 @@ def test_fields_in_a_column_that_differ_in_case(dtype: str) -> None:
     assert first == ([read] if pa.types.is_list(whole) else [("home", read)] if pa.types.is_map(whole) else read)
 
 
+def test_text_without_its_annotation() -> None:
+    """Old writers leave it out, and Spark reads what the table needs."""
+    table = replace(spec({"id": "bigint", "v": "struct<a:string,b:binary>"}, order_by=SEQ, source_order=False))
+    found = small(row_kind=["+I", "+I"], v=pa.array([{"a": b"Ulm", "b": "abcd"}, None]))
+    assert rows(written(found), table).column("v").to_pylist() == [{"a": "Ulm", "b": b"abcd"}, None]
+    with pytest.raises(UnreadableFileError, match="UTF8"):
+        rows(written(small(v=pa.array([{"a": b"\xff", "b": "abcd"}, None]))), table)
+
+
+def test_a_bad_row_is_as_spark_reads_it() -> None:
+    """After a crash Spark reads the file, and tells by the row whether it is kept already."""
+    types = {
+        "id": "bigint",
+        "v": "string",
+        "amount": "decimal(12,2)",
+        "at": "timestamp",
+        "place": "struct<a:int,b:int>",
+    }
+    narrow = {
+        "id": pa.nulls(2, pa.int64()),
+        "amount": pa.array([Decimal("1.5")] * 2, pa.decimal128(9, 1)),
+        "at": pa.array([0, 0], pa.timestamp("ms", "UTC")),
+        "place": pa.array([{"B": 1, "c": 2}] * 2, pa.struct([("B", pa.int8()), ("c", pa.int8())])),
+    }
+    content = written(small(**narrow).drop_columns(["v"]))
+    letters = rows(content, spec(types, order_by=SEQ, source_order=False)).column(BAD).to_pylist()
+    assert letters[0]["value"] == (
+        b'{"row_kind":"+I","id":null,"v":null,"amount":1.50,"at":"1970-01-01T00:00:00.000000Z",'
+        b'"place":{"a":null,"b":1},"seq":1}'
+    )
+
+
 def test_fields_in_a_column_with_one_name() -> None:
     table = spec({"id": "bigint", "v": "struct<city:string>"}, order_by=SEQ, source_order=False)
     twice = pa.array([{"City": "Bonn", "city": "Ulm"}, None])

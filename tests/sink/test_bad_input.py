@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+from datetime import UTC, datetime
+from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -15,7 +17,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.run import attempt, microbatch
+from sink.run import attempt, guards
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
 from sink.run.written import sum_up
@@ -130,7 +132,7 @@ def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
         json_job.write_text("".join(GOOD.replace('"id": 1', f'"id": {first + n}') + "\n" for n in range(lines)))
 
     with monkeypatch.context() as patch:
-        patch.setattr(microbatch, "_MOST_UNDECODED", 3)
+        patch.setattr(guards, "_MOST_UNDECODED", 3)
         patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
         for _ in range(3):  # as a topic may begin
             more(1)
@@ -150,7 +152,7 @@ def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
     json_job.run()
     assert ids(json_job) == [300]
     with monkeypatch.context() as patch:
-        patch.setattr(microbatch, "_MOST_UNDECODED", 3)
+        patch.setattr(guards, "_MOST_UNDECODED", 3)
         patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
         more(1)  # what was read in between counts
         json_job.run()
@@ -389,6 +391,32 @@ def test_dead_letters_are_kept_exactly_once_through_a_crash(json_job: Job) -> No
     json_job.run()
     assert ids(json_job) == [1, 2]
     assert sorted(letter["value"] for letter in dead_letters(json_job)) == [b"bad one", b"bad two"]
+
+
+def test_bad_rows_of_parquet_files_are_kept_exactly_once_through_a_crash(job: Job) -> None:
+    """What comes after the crash is read by Spark, and the bad rows are compared as they are shown."""
+    job.mode = "changelog"
+    schema = pa.schema(
+        {"row_kind": pa.string(), "seq": pa.int16(), "id": pa.int64()}
+        | {"amount": pa.decimal128(9, 1), "created_at": pa.timestamp("ms", "UTC")}
+    )
+    rows = [
+        {
+            "row_kind": "+I",
+            "seq": n,
+            "id": key,
+            "amount": Decimal("1.5"),
+            "created_at": datetime(2026, 1, 2, tzinfo=UTC),
+        }
+        for n, key in enumerate([1, None])
+    ]
+    job.write_records(rows, schema)
+    with crashing("before the commit"), pytest.raises(TemporaryError):
+        job.run()
+    (before,) = dead_letters(job)
+    job.run()
+    assert ids(job) == [1]
+    assert dead_letters(job) == [before]
 
 
 @pytest.mark.parametrize("table", ["dead_letters", "orders"])

@@ -24,7 +24,7 @@ from sink.errors import TableError, TableGoneError
 from sink.run.attempt import TaskPlans
 from sink.run.pipeline import Pipeline
 from sink.spark.task import TaskPlan
-from sink.targets.iceberg import table as iceberg
+from sink.targets.iceberg import java_table as iceberg
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.storage_access import StorageAccess, check_storage
 from sink.targets.iceberg.table import IcebergTable
