@@ -654,7 +654,9 @@ def test_an_index_that_lacks_rows_is_found_out(
 
     def lossy(*arguments: Any) -> Located:
         found = probe(*arguments)
-        return Located(found.query[1:], found.file[1:], found.pos[1:], found.files)
+        # several versions of a row ask for the same live one
+        others = (found.file != found.file[0]) | (found.pos != found.pos[0])
+        return Located(found.query[others], found.file[others], found.pos[others], found.files)
 
     with merging_soon(EVERY), monkeypatch.context() as patch:
         patch.setattr(IndexSlice, "probe", lossy)  # on the driver, so in minor compactions only
