@@ -122,7 +122,7 @@ class WatchServer:
         """Stop listening, and close all connections."""
         self._server.task_dispatcher.shutdown()
         # by the thread that waits for them
-        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._connections))
+        self._server.trigger.pull_trigger(lambda: wasyncore.close_all(self._connections, ignore_all=True))
         self._thread.join()
 
 
