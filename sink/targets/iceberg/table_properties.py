@@ -3,12 +3,8 @@ same table.
 """
 
 from collections.abc import Mapping
-from typing import TYPE_CHECKING
 
 from sink.targets.table_properties import PropertyRules, Rule
-
-if TYPE_CHECKING:
-    pass
 
 _PARQUET_PAGES = Rule("warning", "the writer's own page and dictionary sizes are used")
 _DELETE_FILES = Rule("warning", "delete files are written with the settings of data files")
