@@ -244,14 +244,14 @@ class TableSink:
             return
         state, section = self._state(), self.plan.section
         name, same = f"{self._prefix}.{SAME_OFFSETS}", self.table.property(f"{self._prefix}.{SAME_OFFSETS}")
-        identity = self._source.identity(section.source)
         if self._config.source.type == "files":
+            found = self._source.identity(section.source)
             check_directory(
-                self.table.name, name, same, position=self.position, directory=section.source, identity=identity
+                self.table.name, name, same, position=self.position, directory=section.source, identity=found
             )
         elif any(int(offset) for offset in self.position.values()):  # else it has passed no message of any topic
-            stored = state.topic, state.topic_id
-            check_topic(self.table.name, name, same, stored=stored, read=(section.source, identity))
+            stored, read = (state.topic, state.topic_id), (section.source, self._source.identity(section.source))
+            check_topic(self.table.name, name, same, stored=stored, read=read)
 
     def remember_start(self, position: Position | None) -> None:
         """Store the start position of a table without commits, so that `startingOffsets: latest` means the same after a

@@ -71,17 +71,8 @@ _LATEST = 20
 class DeltaTable(DeltaState):
     """One Delta table as the sink sees it."""
 
-    def __init__(
-        self,
-        spark: SparkSession,
-        name: str,
-        log: DeltaLog,
-        frame: Callable[[SparkSession], DataFrame],
-        io_properties: Mapping[str, str],
-    ) -> None:
-        super().__init__(spark, name, log, frame, io_properties)
-        self._checkpoint: _Checkpoint | None = None
-        self._next_checkpoint = 0.0
+    _checkpoint: "_Checkpoint | None" = None
+    _next_checkpoint = 0.0
 
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
