@@ -101,7 +101,7 @@ def plan_table(
     check_computed(catalogs.spark, plan, path)
     rules = config.capabilities(section.target).properties
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
-    order = _row_order(section, path, columns)
+    order = _row_order(section, path, columns) or (table.row_order() if table is not None else None)
     warnings = [*ignored, *(_large_files(config, section, table) if table is not None and order is not None else ())]
     warnings += maybe_decimals(config, types or {}) if table is None else _undeclared(section, columns)
     return replace(plan, warnings=tuple(warnings), order=order)

@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from deltawriters.content import SmallFile, TouchedFile
     from deltawriters.keyindex import IndexedFile
     from deltawriters.old_rows import DeletedRows
+    from deltawriters.ordering import RowOrder
     from sink.config import Config, TableSection
     from sink.sources.source import Position
     from sink.targets.history import History
@@ -199,6 +200,10 @@ class TableState(ABC):
 
         :raises TableError: they aren't, or the sink can't write such a table in this way.
         """
+
+    def row_order(self) -> "RowOrder | None":
+        """The order that the table itself has for its rows. None if it has none, or one that the writers can't keep."""
+        return None
 
     @abstractmethod
     def not_followed(self) -> Iterator[str]:

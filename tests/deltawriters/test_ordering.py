@@ -60,6 +60,14 @@ def test_one_column_after_the_other() -> None:
     assert RowOrder(("name",)).permutation(rows).tolist() == [2, 0, 1, 4, 3]
 
 
+def test_the_largest_first_and_null_last() -> None:
+    rows = pa.table({"day": [2, None, 1, 2, 3], "value": [np.nan, 1.0, 1.0, None, 1.0]})
+    assert RowOrder(("day",), descending=frozenset(["day"])).permutation(rows).tolist() == [1, 4, 0, 3, 2]
+    assert RowOrder(("day",), nulls_last=frozenset(["day"])).permutation(rows).tolist() == [2, 0, 3, 4, 1]
+    both = frozenset(["day", "value"])
+    assert RowOrder(("day", "value"), both, both).permutation(rows).tolist() == [4, 0, 3, 2, 1]
+
+
 def test_no_rows() -> None:
     rows = pa.table({"x": pa.array([], pa.string()), "y": pa.array([], pa.int64())})
     assert RowOrder(("x", "y")).permutation(rows).tolist() == []

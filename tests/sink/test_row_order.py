@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters import rewrite
 from sink.commands import inspection
+from sink.commands.maintain import maintain
 from sink.config import Config, load
 from sink.errors import ConfigError
 from tests.delta.harness import DeltaJob
@@ -48,6 +49,11 @@ def data_files(job: Job) -> list[str]:
     if isinstance(job, DeltaJob):
         return [f"{job.table_folder}/{path}" for path, _ in job.snapshot().files]
     return [file["file_path"] for file in job.files() if file["content"] == 0]
+
+
+def rows_in_file(path: str) -> list[tuple[str | None, int]]:
+    """Region and id of the rows, as they are in a data file."""
+    return [(row["region"], row["id"]) for row in pq.read_table(path).to_pylist()]
 
 
 def planned(job: Job, condition: str) -> int:
@@ -213,11 +219,36 @@ def test_new_files_are_sorted(spark: SparkSession, tmp_path: Path, kind: str, mo
     job.write([("+I", {"id": key, "region": region}) for region, key in rows])
     job.run()
     (path,) = data_files(job)
-    found = pq.read_table(path).to_pylist()
-    assert [(row["region"], row["id"]) for row in found] == sorted(rows)
+    assert rows_in_file(path) == sorted(rows)
     checked = "\n".join(inspection.check(spark, job.config()))
     assert "rows sorted by region, id" in checked
     assert "readers hardly skip any" not in checked
+
+
+@pytest.mark.spark
+@pytest.mark.parametrize("writes", [{"deletes": "position"}, {"deletes": "equality"}, {"mode": "append", "key": ()}])
+def test_a_tables_own_sort_order_is_kept(spark: SparkSession, tmp_path: Path, writes: Mapping[str, Any]) -> None:
+    """In new files, and in those that a rewrite makes of them, whichever it is."""
+    job = new_job(spark, tmp_path, "v3", {"min-input-files": 2}, 1 << 20, **writes)
+    job.run()
+    iceberg = spark.sparkContext._jvm.org.apache.iceberg  # type: ignore[union-attr]
+    ref, first = iceberg.expressions.Expressions.ref, iceberg.NullOrder.NULLS_FIRST
+    job.java_table().replaceSortOrder().desc(ref("region"), first).asc(ref("id"), first).commit()
+    in_order = [(None, 4), (None, 9), ("us", 1), ("us", 2), ("eu", -3), ("eu", 3)]
+    for first_row in range(3):
+        job.write([("+I", {"id": key, "region": region}) for region, key in in_order[first_row::3][::-1]])
+        job.run()
+
+    def ordered(files: list[list[tuple[str | None, int]]]) -> list[list[tuple[str | None, int]]]:
+        return [sorted(rows, key=in_order.index) for rows in files]
+
+    before = list(map(rows_in_file, data_files(job)))
+    assert (len(before), before) == (3, ordered(before))
+    (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
+    after = list(map(rows_in_file, data_files(job)))
+    assert len(after) == (1 if writes.get("deletes") == "position" else 2), done  # Iceberg's procedure leaves one
+    assert after == ordered(after)
+    assert sorted((row["id"], row["region"]) for row in job.rows()) == sorted((key, region) for region, key in in_order)
 
 
 @pytest.mark.spark

@@ -94,7 +94,7 @@ def test_a_table_is_the_same(spark: SparkSession, tmp_path: Path, version: str) 
     for n in range(3):
         java.java.newAppend().set("n", str(n)).commit()
     table = assert_same(spark, job.config(), name)
-    assert table.is_sorted()
+    assert table.row_order()
     ids = [row[0] for row in spark.sql(f"SELECT snapshot_id FROM {name}.snapshots ORDER BY committed_at").collect()]
     assert [table.is_ancestor(ids[0], ids[2]), table.is_ancestor(ids[2], ids[0]), table.is_ancestor(1, ids[0])] == [
         True, False, False,
@@ -107,7 +107,7 @@ def assert_same(spark: SparkSession, loaded: Config, name: str) -> IcebergState:
     assert java is not None
     assert plain is not None
     assert plain.columns() == java.columns()
-    assert plain.is_sorted() == java.is_sorted()
+    assert plain.row_order() == java.row_order()
     assert plain.current_snapshot() == java.current_snapshot()
     mine, theirs = plain.spec, java.spec
     assert mine.iceberg_schema == theirs.iceberg_schema

@@ -28,7 +28,8 @@ COMPACTION = "rowdelta.compaction"
 
 def _procedure(table: JavaTable) -> JavaObject:
     actions = table.iceberg.spark.actions.SparkActions.get(table.spark._jsparkSession)
-    return actions.rewriteDataFiles(table.java).snapshotProperty(COMPACTION, "true")
+    rewrite = actions.rewriteDataFiles(table.java).snapshotProperty(COMPACTION, "true")
+    return rewrite if table.row_order() is None else rewrite.sort()  # by the table's sort order
 
 
 def _compacted(table: JavaTable, result: JavaObject, started: float) -> Compacted:

@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
@@ -228,8 +229,9 @@ class JavaTable(Bridge, IcebergState, Target):
     def is_ancestor(self, ancestor_id: int, snapshot_id: int) -> bool:
         return bool(self.iceberg.util.SnapshotUtil.isAncestorOf(self.java, snapshot_id, ancestor_id))
 
-    def is_sorted(self) -> bool:
-        return not self.java.sortOrder().isUnsorted()
+    def sort_order(self) -> Mapping[str, Any]:
+        order: Mapping[str, Any] = json.loads(self.iceberg.SortOrderParser.toJson(self.java.sortOrder()))
+        return order
 
     def columns(self) -> tuple[ColumnSpec, ...]:
         try:

@@ -129,9 +129,10 @@ class MetadataTable(IcebergState):
             for field in self._schema["fields"]
         )
 
-    def is_sorted(self) -> bool:
+    def sort_order(self) -> Metadata:
         current = self._metadata.get("default-sort-order-id", 0)
-        return any(order["fields"] for order in self._metadata.get("sort-orders", ()) if order["order-id"] == current)
+        orders = (order for order in self._metadata.get("sort-orders", ()) if order["order-id"] == current)
+        return next(orders, {"fields": ()})
 
 
 class MetadataTables:

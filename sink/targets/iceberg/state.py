@@ -14,6 +14,7 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any
 
 from changelog.amounts import amounts
+from deltawriters.ordering import RowOrder
 from sink.errors import TableError
 from sink.targets.base import NO_FLOATS, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
 from sink.targets.iceberg.snapshots import Snapshot
@@ -86,8 +87,25 @@ class IcebergState(TableState):
         """
 
     @abstractmethod
-    def is_sorted(self) -> bool:
-        """Whether the table has a sort order."""
+    def sort_order(self) -> Mapping[str, Any]:
+        """Its sort order, as Iceberg stores it (spec, Sorting)."""
+
+    def row_order(self) -> RowOrder | None:
+        fields = self.sort_order()["fields"]
+        columns = [self._sorted_column(field) for field in fields]
+        if not columns or None in columns:
+            return None
+        names = [name for name in columns if name is not None]
+        return RowOrder(
+            tuple(names),
+            frozenset(name for name, field in zip(names, fields, strict=True) if field["direction"] == "desc"),
+            frozenset(name for name, field in zip(names, fields, strict=True) if field["null-order"] == "nulls-last"),
+        )
+
+    def _sorted_column(self, field: Mapping[str, Any]) -> str | None:
+        """The column of a sort field. None if it is computed, or inside of another one."""
+        top = {column.field_id: column.name for column in self.spec.iceberg_schema.fields}
+        return top.get(field["source-id"]) if field["transform"] == "identity" else None
 
     def older_of(self, first: int, second: int) -> int:
         if self.snapshot(first) is None:
@@ -161,8 +179,9 @@ class IcebergState(TableState):
 
     def not_followed(self) -> Iterator[str]:
         yield from PROPERTIES.ignored(self.spec.properties_by_name)
-        if self.is_sorted():
-            yield f"the table's sort order is not followed: {FEATURES['sort order'].does}"
+        if self.sort_order()["fields"] and self.row_order() is None:
+            does = FEATURES["sort order with a transform, or a field of a struct"].does
+            yield f"the table's sort order is not followed: {does}"
         for column in self.spec.iceberg_schema.fields:
             if column.write_default is not None:
                 does = FEATURES["write default of a column"].does

@@ -83,7 +83,10 @@ RULES: Mapping[str, Rule] = {
 PROPERTIES = PropertyRules(RULES)
 
 FEATURES: Mapping[str, Rule] = {
-    "sort order": Rule("warning", "rows are not sorted by it; maintenance.rewrite.sort sorts them"),
+    "sort order": Rule("followed", "rows are sorted by it, unless maintenance.rewrite.sort names other columns"),
+    "sort order with a transform, or a field of a struct": Rule(
+        "warning", "rows are not sorted by it; maintenance.rewrite.sort sorts them by columns"
+    ),
     "write default of a column": Rule("warning", "a field that messages lack becomes null"),
     "column of type variant": Rule("refused", "the writers are in Python, and PyIceberg has no such type"),
     "uuid or fixed in a list, map or struct": Rule("refused", "the length of values is only checked in columns"),
