@@ -41,7 +41,7 @@ from changelog.row_images import (
     PARTITION_REMOVED,
     TEXT,
     Fields,
-    Images,
+    ImageReader,
     Lacks,
     Operations,
     Rows,
@@ -88,7 +88,9 @@ class CanalJson:
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
-        self._images = Images(spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL")
+        self._images = ImageReader(
+            spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL"
+        )
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
         fields: Fields = {
             "database": TEXT,

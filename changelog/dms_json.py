@@ -34,7 +34,7 @@ from changelog.row_images import (
     MISSING_ARE_NULL,
     MISSING_COLUMNS,
     TEXT,
-    Images,
+    ImageReader,
     Lacks,
     Operations,
     Rows,
@@ -75,7 +75,7 @@ class DmsJson:
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
-        self._images = Images(
+        self._images = ImageReader(
             spec, _spell, missing=MISSING_ARE_NULL, log_whole_rows="Have the source database log whole rows"
         )
         self._before = str(spec.options.get("before.image", "before-image"))

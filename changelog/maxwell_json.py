@@ -33,7 +33,7 @@ from changelog.row_images import (
     PARTITION_REMOVED,
     TEXT,
     Fields,
-    Images,
+    ImageReader,
     Lacks,
     Operations,
     Rows,
@@ -81,7 +81,7 @@ class MaxwellJson:
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
-        self._images = Images(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
+        self._images = ImageReader(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
         fields: Fields = {
             "database": TEXT,
             "table": TEXT,

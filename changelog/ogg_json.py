@@ -29,7 +29,7 @@ from changelog.row_images import (
     NAMES,
     TEXT,
     Fields,
-    Images,
+    ImageReader,
     Lacks,
     Operations,
     Rows,
@@ -66,7 +66,7 @@ class OggJson:
 
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
-        self._images = Images(
+        self._images = ImageReader(
             spec, spell_plain, bytes_type, log_whole_rows="Set NOCOMPRESSUPDATES in GoldenGate's extract"
         )
         marks = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns}

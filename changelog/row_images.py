@@ -7,7 +7,7 @@
 | delete    | -D of the removed image |
 
 A format's module reads its messages (`read`), tells their operations (`Operations`), and passes the rows to
-`Images.changes` (as `Rows`).
+`ImageReader.changes` (as `Rows`).
 """
 
 import json
@@ -148,7 +148,7 @@ wrong.
 """
 
 
-class Images:
+class ImageReader:
     """Reads images of a table's rows.
 
     :param spell: interprets the values that messages have for a column.

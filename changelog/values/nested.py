@@ -20,7 +20,7 @@ Convert = Callable[[pa.Array, WireType, pa.DataType], pa.Array]
 """Converts an array of any type. The result is null where the input is null or doesn't fit."""
 
 
-class Numeral(NamedTuple):
+class NumberText(NamedTuple):
     """The text of a JSON number."""
 
     text: str
@@ -169,7 +169,9 @@ def _parse(text: str) -> Any:
         return members
 
     try:
-        parsed = json.loads(text, parse_int=Numeral, parse_float=Numeral, parse_constant=str, object_pairs_hook=pairs)
+        parsed = json.loads(
+            text, parse_int=NumberText, parse_float=NumberText, parse_constant=str, object_pairs_hook=pairs
+        )
         if "\\u" in text:
             json.dumps(parsed, ensure_ascii=False).encode()  # raises a ValueError for the escape of a lone surrogate
     except (ValueError, RecursionError):
@@ -212,7 +214,7 @@ def _from_objects(objects: Sequence[Any], wire: WireType, target: pa.DataType, c
     spellings: list[tuple[Any, pa.DataType, Callable[[Any], Any]]] = [
         (str, pa.string(), lambda o: o),
         (bool, pa.bool_(), lambda o: o),
-        (Numeral, NUMERAL, lambda o: o.text),
+        (NumberText, NUMERAL, lambda o: o.text),
         (dict, pa.string(), _json_again),
         (list, pa.string(), _json_again),
     ]
@@ -229,7 +231,7 @@ def _json_again(parsed: Any) -> str | None:
     """A result of `_parse` as JSON text. Numbers keep their spelling. None if it is nested too deeply."""
 
     def text(part: Any) -> str:
-        if isinstance(part, Numeral):
+        if isinstance(part, NumberText):
             return part.text
         if isinstance(part, dict):
             return "{" + ",".join([f"{_quoted(name)}:{text(value)}" for name, value in part.items()]) + "}"

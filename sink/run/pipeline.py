@@ -40,7 +40,7 @@ _END_SECONDS = 30.0
 
 
 @dataclass
-class Run:
+class StartedQuery:
     """A started query. Once it is `over`, no more of its micro-batches begin. `error` is the error of a micro-batch
     that failed.
 
@@ -67,8 +67,8 @@ class Pipeline:
         self._observer = observer
         # Not an `Event`: a signal handler would wait for its lock for ever if the interrupted thread holds this lock.
         self._stopping = self._is_told_to_stop = False
-        self._runs: list[Run] = []
-        self._ended: list[Run] = []
+        self._runs: list[StartedQuery] = []
+        self._ended: list[StartedQuery] = []
         check_folders(spark, config)
         if config.sink.trigger != "available-now":
             start_workers(spark)
@@ -154,14 +154,14 @@ class Pipeline:
         """Finish the micro-batch in progress, then stop. A signal handler may call this, also several times."""
         self._stopping = self._supervisor.stopping = self._is_told_to_stop = True
 
-    def _all_runs(self) -> list[Run]:
+    def _all_runs(self) -> list[StartedQuery]:
         """All queries, also those that have ended while their micro-batch is still being applied. Spark, for example,
         stops a query when another one takes its checkpoint, but the micro-batch goes on.
         """
         return [*self._runs, *self._ended]
 
     @contextmanager
-    def _between_batches(self, runs: Iterable[Run]) -> Iterator[None]:
+    def _between_batches(self, runs: Iterable[StartedQuery]) -> Iterator[None]:
         """Wait until none of these queries applies a micro-batch. Inside this context none of them begins another."""
         with ExitStack() as held:
             for run in runs:
@@ -193,7 +193,7 @@ class Pipeline:
                 return
         self._read(located)
 
-    def _runs_of(self, members: Iterable[Member]) -> list[Run]:
+    def _runs_of(self, members: Iterable[Member]) -> list[StartedQuery]:
         """The queries that feed these tables, or will feed them."""
         if self._source.one_stream:
             return self._all_runs()
@@ -226,7 +226,7 @@ class Pipeline:
             for stream in self._source.streams([member.resolved.section for member in located]):
                 self._runs.append(self._start(stream))
 
-    def _start(self, stream: Stream) -> Run:
+    def _start(self, stream: Stream) -> StartedQuery:
         trigger = self._config.sink.trigger
         writer = stream.frame.writeStream.queryName(f"rowdelta {stream.name}").option(
             "checkpointLocation", stream.checkpoint
@@ -234,17 +234,17 @@ class Pipeline:
         writer = (
             writer.trigger(availableNow=True) if trigger == "available-now" else writer.trigger(processingTime=trigger)
         )
-        run = Run(stream)
+        run = StartedQuery(stream)
         run.query = writer.foreachBatch(self._apply(run)).start()
         return run
 
-    def _end(self, run: Run) -> None:
+    def _end(self, run: StartedQuery) -> None:
         assert run.query is not None
         run.ending.set()
         run.query.stop()
         self._forget(run)
 
-    def _forget(self, run: Run) -> None:
+    def _forget(self, run: StartedQuery) -> None:
         """Drop the reference to a query that has ended.
 
         The query refers to this object by its `foreachBatch` function. If this object also referred to the query,
@@ -255,7 +255,7 @@ class Pipeline:
         run.over, run.query = True, None
         self._ended = [other for other in (*self._ended, run) if other.idle.locked()]
 
-    def _apply(self, run: Run) -> Callable[[DataFrame, int], None]:
+    def _apply(self, run: StartedQuery) -> Callable[[DataFrame, int], None]:
         members = [self._supervisor.members[table.source] for table in run.stream.tables]
 
         def begin(frame: DataFrame, batch_id: int) -> None:
@@ -274,7 +274,7 @@ class Pipeline:
                 if not (self._stopping or run.over or self._is_over()):
                     try:
                         begin(frame, batch_id)
-                    except Exception as error:  # noqa: BLE001 - it ends the query, and `Run.error` has it
+                    except Exception as error:  # noqa: BLE001 - it ends the query, and `StartedQuery.error` has it
                         run.error = error
                         # Spark gets no more than a name, also of the error's causes. If the query is ending, Spark
                         # searches the text with a regular expression, which overflows the stack if it is that of a
@@ -316,7 +316,7 @@ class Pipeline:
                 if run.error is not None and not run.over:
                     raise self._explain(run.error)
 
-    def _has_ended(self, run: Run) -> bool:
+    def _has_ended(self, run: StartedQuery) -> bool:
         assert run.query is not None
         try:
             # fractions of a second work, down to a millisecond
@@ -334,7 +334,7 @@ class Pipeline:
                 f"the JVM went away: {error}. Every table is as its last commit left it; run again."
             ) from None
 
-    def _goes_on_without(self, run: Run, failure: RowdeltaError) -> bool:
+    def _goes_on_without(self, run: StartedQuery, failure: RowdeltaError) -> bool:
         """Whether a query failed because of some of its tables, for example because a topic was deleted. These tables
         are set aside, and the others go on.
         """
@@ -436,7 +436,7 @@ class _StoppedError(Exception):
 
 
 class _FailedError(Exception):
-    """What Spark is told of a micro-batch that failed. `Run.error` is the error."""
+    """What Spark is told of a micro-batch that failed. `StartedQuery.error` is the error."""
 
 
 def open_source(spark: SparkSession, config: Config, changelogs: dict[str, ChangelogSpec]) -> Source:

@@ -28,7 +28,7 @@ _SOURCE, _TABLE = "source", "table"
 
 
 @dataclass(frozen=True)
-class Layout:
+class ComparedColumns:
     """What is compared.
 
     :param names: the compared columns, as the table calls them.
@@ -101,14 +101,14 @@ def _length(text: str | None) -> str | None:
     return text if text is None else shown_values.shown(text, visible=False)
 
 
-def hashed(frame: DataFrame, layout: Layout, *, with_values: bool) -> DataFrame:
+def hashed(frame: DataFrame, layout: ComparedColumns, *, with_values: bool) -> DataFrame:
     """Each row's key and hash, and its values if they are to be shown."""
     if with_values:
         return frame.withColumn(HASH, row_hash(frame, len(layout.names)))
     return frame.select(*layout.key_columns, row_hash(frame, len(layout.names)).alias(HASH))
 
 
-def checksums(source: DataFrame, table: DataFrame, layout: Layout) -> Checksums:
+def checksums(source: DataFrame, table: DataFrame, layout: ComparedColumns) -> Checksums:
     """Count and add up the hashes in each bucket, in one pass over both sides (`hashed`)."""
     sums = _both(source, table, [_bucket(layout).alias("bucket"), HASH]).groupBy("bucket").agg(*_sums())
     found = {name: column.to_numpy() for name, column in zip(_SUMS, to_arrow(sums.select(*_SUMS)).columns, strict=True)}
@@ -120,12 +120,12 @@ def checksums(source: DataFrame, table: DataFrame, layout: Layout) -> Checksums:
     )
 
 
-def in_buckets(frame: DataFrame, buckets: Sequence[int], layout: Layout) -> DataFrame:
+def in_buckets(frame: DataFrame, buckets: Sequence[int], layout: ComparedColumns) -> DataFrame:
     """The rows of some buckets."""
     return frame if len(buckets) == BUCKETS else frame.where(_bucket(layout).isin(list(buckets)))
 
 
-def differing(source: DataFrame, table: DataFrame, layout: Layout) -> DataFrame:
+def differing(source: DataFrame, table: DataFrame, layout: ComparedColumns) -> DataFrame:
     """The keys whose rows differ, with the number of rows on each side.
 
     If the sides have values, there are also `source` and `table`, structs with one canonical row of each side.
@@ -143,7 +143,7 @@ def differing(source: DataFrame, table: DataFrame, layout: Layout) -> DataFrame:
     return groups.where(differs).drop("low", "high")
 
 
-def shown_differences(found: DataFrame, layout: Layout, limit: int) -> list[Difference]:
+def shown_differences(found: DataFrame, layout: ComparedColumns, limit: int) -> list[Difference]:
     """Some of the differences for people, in the key's order.
 
     :param found: the result of `differing`, with values.
@@ -177,7 +177,7 @@ def shown_differences(found: DataFrame, layout: Layout, limit: int) -> list[Diff
     return [_difference(row, layout) for row in to_arrow(read).to_pylist()]
 
 
-def _difference(row: dict[str, Any], layout: Layout) -> Difference:
+def _difference(row: dict[str, Any], layout: ComparedColumns) -> Difference:
     counts = row["source_rows"], row["table_rows"]
     compared = zip(layout.names, row["equal"], row[_SOURCE], row[_TABLE], strict=True)
     columns = [
@@ -211,11 +211,11 @@ def _both(source: DataFrame, table: DataFrame, columns: Sequence[Column | str]) 
     return one.unionAll(other)
 
 
-def _bucket(layout: Layout) -> Column:
+def _bucket(layout: ComparedColumns) -> Column:
     return F.pmod(key_hash(layout.key), F.lit(BUCKETS))
 
 
-def _row(layout: Layout) -> list[str]:
+def _row(layout: ComparedColumns) -> list[str]:
     return [name for number in range(len(layout.names)) for name in (value(number), misfit(number))]
 
 

@@ -20,7 +20,7 @@ from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.redaction import masked
 from sink.spark.java_errors import JAVA_ERRORS, java_exception, java_message
 from sink.verify.conversion import Selected
-from sink.verify.source import Delivered, Keys, Reading
+from sink.verify.source import Delivered, Keys, SourceRows
 
 _FETCH_ROWS = "5000"
 """Rows of one round trip. By default drivers hold a whole result in memory."""
@@ -172,7 +172,7 @@ class Database(ABC):
         return self._unknown
 
     @abstractmethod
-    def reading(self, columns: Sequence[str], keys: Keys | None) -> AbstractContextManager[Reading]:
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> AbstractContextManager[SourceRows]:
         """See `VerifySource.reading`."""
 
     @abstractmethod

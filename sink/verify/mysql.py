@@ -6,7 +6,7 @@ from contextlib import contextmanager
 from sink.errors import ConfigError, RowdeltaError
 from sink.verify.conversion import Kind, Selected
 from sink.verify.database import INTEGER, Database
-from sink.verify.source import Delivered, Keys, Reading
+from sink.verify.source import Delivered, Keys, SourceRows
 
 _BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _COLUMNS = """
@@ -26,9 +26,9 @@ class MySQL(Database):
     package = "org.mariadb.jdbc:mariadb-java-client:3.5.3"
 
     @contextmanager
-    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[Reading]:
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[SourceRows]:
         position = self._position()
-        yield Reading(self._frame(self._query(columns, self._with_keys(keys)), columns, _BEGIN), position)
+        yield SourceRows(self._frame(self._query(columns, self._with_keys(keys)), columns, _BEGIN), position)
 
     def delivered(self) -> tuple[Delivered, str]:
         # what a reading saw was in the binlog before; a thread that has sent all since has sent it

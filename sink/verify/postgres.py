@@ -7,7 +7,7 @@ from functools import reduce
 from sink.errors import ConfigError
 from sink.verify.conversion import Kind, Selected
 from sink.verify.database import INTEGER, Database
-from sink.verify.source import Delivered, Keys, Reading
+from sink.verify.source import Delivered, Keys, SourceRows
 
 _PAGES_A_TASK = 2_000
 """Of 8 KB. A smaller table is read by one task."""
@@ -45,7 +45,7 @@ class Postgres(Database):
     _lsn = "0/0"
 
     @contextmanager
-    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[Reading]:
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[SourceRows]:
         connection = self._connection
         # the transaction is idle while tasks read
         connection.run("SET idle_in_transaction_session_timeout = 0")
@@ -66,7 +66,7 @@ class Postgres(Database):
                 conditions = _page_ranges(int(str(pages)), self._spark.sparkContext.defaultParallelism)
             first = f"{_REPEATABLE}; SET TRANSACTION SNAPSHOT '{snapshot}'"
             frames = [self._frame(self._query(columns, part), columns, first) for part in conditions]
-            yield Reading(reduce(lambda one, other: one.unionAll(other), frames), f"LSN {lsn}")
+            yield SourceRows(reduce(lambda one, other: one.unionAll(other), frames), f"LSN {lsn}")
 
     def delivered(self) -> tuple[Delivered, str]:
         wanted = self._section.slot

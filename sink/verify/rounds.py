@@ -38,8 +38,8 @@ from sink.targets.base import Target
 from sink.verify import canonical
 from sink.verify.canonical import comparable, misfit, value
 from sink.verify.comparison import (
+    ComparedColumns,
     Difference,
-    Layout,
     checksums,
     differing,
     hashed,
@@ -48,7 +48,7 @@ from sink.verify.comparison import (
 )
 from sink.verify.conversion import Conversion, Kind, Selected, conversion
 from sink.verify.source import Delivered, Keys, VerifySource
-from sink.verify.topic import Changes, Topic
+from sink.verify.topic import Topic, TopicChanges
 
 _ROUNDS = 6
 """Rounds at most. Keys that changed in each of them aren't compared."""
@@ -195,7 +195,7 @@ class Rounds:
                     "Correct verify.table, or compare with a table that has it (verify.spark_table)."
                 )
         types = [comparable(F.lit(None), column.conversion.dtype)[1] for column in self._compared]
-        self._layout = Layout(names, types, [names.index(name) for name in key])
+        self._layout = ComparedColumns(names, types, [names.index(name) for name in key])
 
     def run(self) -> Outcome:
         """Compare.
@@ -315,7 +315,7 @@ class Rounds:
             columns += _canonical(n, raw, converted, column.conversion.dtype, column.conversion.table_may_misfit)
         return frame.select(*columns)
 
-    def _keys(self, changes: Changes) -> DataFrame | None:
+    def _keys(self, changes: TopicChanges) -> DataFrame | None:
         """The keys that were changed; None if there are none."""
         keys = (
             self._of_table(changes.rows, self._layout.key)
@@ -461,7 +461,7 @@ def _canonical(
     return columns
 
 
-def _joined(rows: DataFrame, keys: DataFrame, layout: Layout, how: str) -> DataFrame:
+def _joined(rows: DataFrame, keys: DataFrame, layout: ComparedColumns, how: str) -> DataFrame:
     """Rows whose key is, or isn't, one of `keys`. NULL equals NULL. An inner join adds the keys' other columns."""
     others = keys.select(
         *(F.col(name).alias(f"key_{name}") for name in layout.key_columns),

@@ -42,7 +42,7 @@ class Keys:
 
 
 @dataclass(frozen=True)
-class Reading:
+class SourceRows:
     """Rows of one point in the source's history.
 
     :param frame: has a column for each one that was asked for, of its own name.
@@ -67,7 +67,7 @@ class VerifySource(Protocol):
     def unknown(self) -> Mapping[str, str]:
         """The columns that `columns` leaves out, with their types."""
 
-    def reading(self, columns: Sequence[str], keys: Keys | None) -> AbstractContextManager[Reading]:
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> AbstractContextManager[SourceRows]:
         """Read these columns. The frame may be used until the context ends."""
 
     def delivered(self) -> tuple[Delivered, str]:
@@ -101,9 +101,9 @@ class SparkTable:
         return {}
 
     @contextmanager
-    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[Reading]:
+    def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[SourceRows]:
         # named anew: a table of a catalog is read as it is now, as after changes since the last reading
-        yield Reading(self._spark.table(self.name).select(*map(quoted, columns)), "")
+        yield SourceRows(self._spark.table(self.name).select(*map(quoted, columns)), "")
 
     def delivered(self) -> tuple[Delivered, str]:
         return Delivered.UNKNOWN, "a table doesn't tell"

@@ -17,7 +17,7 @@ _BATCH_ROWS = 32_768
 
 
 @dataclass(frozen=True)
-class Changes:
+class TopicChanges:
     """A part of the topic.
 
     :param rows: the changelog rows that change a key. Partial ones are among them.
@@ -28,7 +28,7 @@ class Changes:
     empties: bool
 
     @classmethod
-    def of(cls, decoded: DataFrame) -> "Changes":
+    def of(cls, decoded: DataFrame) -> "TopicChanges":
         """Those of decoded changelog rows. A record that can't be decoded is left out: it is a dead letter, and the
         table has nothing of it.
         """
@@ -53,14 +53,14 @@ class Topic:
         starts = {p: max(int(position.get(p, 0)), firsts.get(int(p), 0)) for p in ends}
         return sum(max(0, end - starts[p]) for p, end in ends.items())
 
-    def changes(self, begin: Offsets, end: Position) -> Changes | None:
+    def changes(self, begin: Offsets, end: Position) -> TopicChanges | None:
         """The changes between two places. None if there are no messages."""
         # a partition that was added meanwhile is read from its first message
         first = {int(p): begin.get(p, 0) for p in end if int(end[p]) > begin.get(p, 0)}
         records = self._source.read_again(self.name, first, {p: end[p] for p in map(str, first)}) if first else None
         if records is None:
             return None
-        return Changes.of(self._decoder.changes(records))
+        return TopicChanges.of(self._decoder.changes(records))
 
 
 def _ignore(_: Any) -> None:

@@ -16,7 +16,7 @@ from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
 from sink.run.microbatch import TableSink
 from sink.run.patterns import find_tables
-from sink.run.pipeline import Pipeline, Run, open_source
+from sink.run.pipeline import Pipeline, StartedQuery, open_source
 from sink.run.supervisor import Supervisor
 from sink.sources.files import FilesSource
 from tests.sink.harness import Job, crashing, java_error
@@ -143,7 +143,7 @@ def test_spark_is_not_told_what_java_said(spark: SparkSession, tmp_path: Path, m
 
     has_ended, told = Pipeline._has_ended, list[str]()
 
-    def noted(self: Pipeline, run: Run) -> bool:
+    def noted(self: Pipeline, run: StartedQuery) -> bool:
         query = run.query
         try:
             return has_ended(self, run)

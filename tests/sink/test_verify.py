@@ -25,8 +25,8 @@ from sink.verify.canonical import comparable, value
 from sink.verify.comparison import (
     BUCKETS,
     ColumnDifference,
+    ComparedColumns,
     Difference,
-    Layout,
     checksums,
     differing,
     hashed,
@@ -90,13 +90,15 @@ def frame_of(spark: SparkSession, rows: Sequence[dict[str, Any]]) -> DataFrame:
 
 
 @pytest.fixture(scope="module")
-def layout(spark: SparkSession) -> Layout:
+def layout(spark: SparkSession) -> ComparedColumns:
     types = [comparable(F.lit(None), parse_ddl(dtype))[1] for dtype in TYPES.values()]
-    return Layout(list(TYPES), types, [0, 1])
+    return ComparedColumns(list(TYPES), types, [0, 1])
 
 
 @pytest.mark.parametrize("seed", [1, 2])
-def test_each_difference_of_random_rows_is_found_and_no_other(spark: SparkSession, layout: Layout, seed: int) -> None:
+def test_each_difference_of_random_rows_is_found_and_no_other(
+    spark: SparkSession, layout: ComparedColumns, seed: int
+) -> None:
     """Against a comparison of the rows in Python."""
     random = Random(seed)
     source = [random_row(random, number) for number in range(400)]

@@ -27,8 +27,8 @@ from sink.verify.canonical import comparable
 from sink.verify.conversion import Kind, Selected, conversion
 from sink.verify.database import connection_properties
 from sink.verify.rounds import Outcome, Patience, Rounds, _canonical
-from sink.verify.source import Delivered, Keys, Reading
-from sink.verify.topic import Changes
+from sink.verify.source import Delivered, Keys, SourceRows
+from sink.verify.topic import TopicChanges
 from tests.sink.harness import Job
 
 pytestmark = pytest.mark.spark
@@ -42,9 +42,9 @@ def test_a_partial_row_is_a_change_and_a_truncate_concerns_all_keys(spark: Spark
         ]
         return spark.createDataFrame(rows, f"id int, {BAD} struct<error_class: string>, {UNAVAILABLE} binary")
 
-    found = Changes.of(changes(None, BadRecord.ROW_ABSENT, BadRecord.NULL_KEY))
+    found = TopicChanges.of(changes(None, BadRecord.ROW_ABSENT, BadRecord.NULL_KEY))
     assert ([row.id for row in found.rows.collect()], found.empties) == ([0, 1], False)
-    assert Changes.of(changes(None, TRUNCATE)).empties
+    assert TopicChanges.of(changes(None, TRUNCATE)).empties
 
 
 VALUES: list[tuple[Kind | str, str, str, bool]] = [
@@ -196,9 +196,9 @@ class Scripted:
         return {}
 
     @contextmanager
-    def reading(self, columns: list[str], keys: Keys | None) -> Iterator[Reading]:
+    def reading(self, columns: list[str], keys: Keys | None) -> Iterator[SourceRows]:
         self.keys.append(keys)
-        yield Reading(self.frame.select(*columns), f"LSN {len(self.keys)}")
+        yield SourceRows(self.frame.select(*columns), f"LSN {len(self.keys)}")
 
     def delivered(self) -> tuple[Delivered, str]:
         return Delivered.YES, ""
@@ -209,10 +209,10 @@ class Scripted:
     def left(self, *_: object) -> int:
         return 0
 
-    def changes(self, *_: object) -> Changes:
+    def changes(self, *_: object) -> TopicChanges:
         keys = self.rounds.pop(0) if self.rounds else []
         rows = self.frame.sparkSession.createDataFrame([(key,) for key in keys or []], "id bigint")
-        return Changes(rows, keys is None)
+        return TopicChanges(rows, keys is None)
 
 
 @pytest.fixture(scope="module")
