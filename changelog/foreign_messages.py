@@ -8,9 +8,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from changelog.avro_schema import Node
-from changelog.json_records import parse
-from changelog.schema_registry import HEADER_BYTES
+from changelog.parse.avro_schema import Node
+from changelog.parse.json_records import parse
+from changelog.parse.schema_registry import HEADER_BYTES
 
 _CONNECT_KEYS = (
     '["', "connector-", "task-", "tasks-fencing-", "commit-", "target-state-", "session-key", "status-connector-",

@@ -15,15 +15,15 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog import connect_json
-from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, RefusedError, check, prefixed, wanted
-from changelog.avro_schema import Node
 from changelog.changes import Rejected, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, Object, Rows, parse
 from changelog.message_keys import quoted
+from changelog.parse import connect_json
+from changelog.parse.avro_body import Want
+from changelog.parse.avro_records import AvroReader, RefusedError, check, prefixed, wanted
+from changelog.parse.avro_schema import Node
+from changelog.parse.json_records import JsonReader, Leaf, Object, Rows, parse
+from changelog.parse.schema_registry import HEADER_BYTES, Schemas
 from changelog.rows import BadRecord
-from changelog.schema_registry import HEADER_BYTES, Schemas
 from changelog.spec import ChangelogSpec
 from changelog.values import json_candidates
 from changelog.values.encoded import is_utf8

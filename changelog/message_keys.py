@@ -18,11 +18,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog import connect_json
-from changelog.avro_schema import SchemaError
 from changelog.changes import MessageKey, Rejected
-from changelog.json_records import parse
-from changelog.schema_registry import Schemas, by_schema
+from changelog.parse import connect_json
+from changelog.parse.avro_schema import SchemaError
+from changelog.parse.json_records import parse
+from changelog.parse.schema_registry import Schemas, by_schema
 
 _TEXT = r'"(?:[^"\\]|\\.)*"'
 _VALUE = rf"(?:{_TEXT}|[^\",{{}}\[\]\s]+|\{{[^{{}}]*\}}|\[[^\[\]]*\])"

@@ -5,7 +5,7 @@ from collections.abc import Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.json_records import Leaf, ListOf, Object
+from changelog.parse.json_records import Leaf, ListOf, Object
 
 
 def with_path(fields: Mapping[str, Leaf | Object | ListOf], path: str, leaf: Leaf) -> dict[str, Leaf | Object | ListOf]:

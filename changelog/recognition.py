@@ -12,8 +12,6 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from changelog import debezium_rows
-from changelog.avro_schema import SchemaError
 from changelog.foreign_messages import (
     CELLS,
     DOCUMENTS,
@@ -24,8 +22,10 @@ from changelog.foreign_messages import (
     internal,
     internal_key,
 )
-from changelog.json_records import parse
-from changelog.schema_registry import HEADER_BYTES, Schemas
+from changelog.formats import debezium_rows
+from changelog.parse.avro_schema import SchemaError
+from changelog.parse.json_records import parse
+from changelog.parse.schema_registry import HEADER_BYTES, Schemas
 
 Options = tuple[tuple[str, str | tuple[str, ...]], ...]
 """`format_options`, sorted by name."""

@@ -14,8 +14,8 @@ import pyarrow as pa
 import pytest
 
 from changelog import formats
-from changelog.avro import Avro
 from changelog.changes import Changes, Wire
+from changelog.formats.avro import Avro
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec
 from sink.config import Config

@@ -14,8 +14,8 @@ import pyarrow.parquet as pq
 from pyspark.sql.pandas.types import from_arrow_schema
 
 from changelog.changes import RAW_SCHEMA, BadOptionError, UnavailableError
+from changelog.parse.schema_registry import Registry, RegistryError
 from changelog.recognition import Recognized, json_rows, kind_options, recognize
-from changelog.schema_registry import Registry, RegistryError
 from changelog.values.encoded import looks_like_base64
 from sink.config import Config, SinkSection, SourceSection
 from sink.errors import ConfigError, TemporaryError

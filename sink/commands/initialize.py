@@ -7,8 +7,8 @@ import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 
-from changelog.schema_registry import OPTIONS as REGISTRY_OPTIONS
-from changelog.schema_registry import PREFIX as REGISTRY_PREFIX
+from changelog.parse.schema_registry import OPTIONS as REGISTRY_OPTIONS
+from changelog.parse.schema_registry import PREFIX as REGISTRY_PREFIX
 from sink import config
 from sink.commands import discovery, proposal
 from sink.commands.discovery import Found, LeftOut

@@ -8,7 +8,7 @@ from pyspark.sql import types as T
 
 from changelog.changes import MOVED_AWAY, RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, spark_schema
-from changelog.row_kind_parquet import SOURCE, FileReader, columns_to_read
+from changelog.formats.row_kind_parquet import SOURCE, FileReader, columns_to_read
 from changelog.rows import BLOCK, FILE, ROW
 from sink.config import Config
 from sink.run.computed import compute

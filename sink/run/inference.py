@@ -18,10 +18,10 @@ from changelog import formats
 from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, FormatError, MessageKey, Rejected, UnavailableError
 from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
+from changelog.formats.row_kind import Kinds
 from changelog.message_keys import of_changes
+from changelog.parse.schema_registry import RegistryError, connect
 from changelog.recognition import NO_ROWS, Recognized, is_foreign, other_format, recognize
-from changelog.row_kind import Kinds
-from changelog.schema_registry import RegistryError, connect
 from changelog.shown_values import told
 from changelog.source_tables import Found, first_place, named, strangers, takes, with_tombstones
 from changelog.spec import ChangelogSpec

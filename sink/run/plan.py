@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from changelog import formats
 from changelog.changes import BadOptionError
 from changelog.decoding import MISSING, Observed, is_wider, merged_types
-from changelog.row_kind_parquet import columns_to_read
+from changelog.formats.row_kind_parquet import columns_to_read
 from changelog.rows import PREFIX
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.defaults import default_of

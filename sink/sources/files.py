@@ -36,7 +36,7 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import is_wider
-from changelog.row_kind_parquet import MOST_BYTES, SOURCE, columns_to_read
+from changelog.formats.row_kind_parquet import MOST_BYTES, SOURCE, columns_to_read
 from changelog.rows import BLOCK, FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection

@@ -10,7 +10,7 @@ from dataclasses import asdict, dataclass
 from typing import Literal, TypeVar
 
 from changelog.changes import FormatError, UnavailableError
-from changelog.row_kind_parquet import UnreadableFileError
+from changelog.formats.row_kind_parquet import UnreadableFileError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.table import UnreadableRowsError

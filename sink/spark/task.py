@@ -24,7 +24,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.changes import MOVED_AWAY, RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, failed_with, merged_facts, merged_types
-from changelog.row_kind_parquet import SOURCE, FileReader, typed_records
+from changelog.formats.row_kind_parquet import SOURCE, FileReader, typed_records
 from changelog.rows import BAD, BLOCK, FILE, HASH, KEPT, ROW, SNAPSHOT, UNAVAILABLE, BadRecord, is_bad
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, FileContent, TableSpec, TaskId, WriteResult
 from deltawriters.append import AppendWriter

@@ -17,9 +17,9 @@ import fastavro
 import pyarrow as pa
 from pyspark.sql import types as T
 
-from changelog.avro_schema import Node, SchemaError, parse
 from changelog.changes import RAW_SCHEMA, Changes, Format, Rejected
-from changelog.debezium_avro import DebeziumAvro
+from changelog.formats.debezium_avro import DebeziumAvro
+from changelog.parse.avro_schema import Node, SchemaError, parse
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 

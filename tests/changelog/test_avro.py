@@ -16,13 +16,14 @@ from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 from pyspark.sql import types as T
 
-from changelog import avro_schema, formats
-from changelog.avro import Avro
-from changelog.avro_body import read_bodies
-from changelog.avro_schema import SchemaError, UnsupportedSchemaError
+from changelog import formats
 from changelog.changes import Changes, WireType
-from changelog.debezium_avro import DebeziumAvro
-from changelog.schema_registry import RegistryError
+from changelog.formats.avro import Avro
+from changelog.formats.debezium_avro import DebeziumAvro
+from changelog.parse import avro_schema
+from changelog.parse.avro_body import read_bodies
+from changelog.parse.avro_schema import SchemaError, UnsupportedSchemaError
+from changelog.parse.schema_registry import RegistryError
 from changelog.spec import ChangelogSpec
 from changelog.values import convert
 from tests.changelog import avro_messages

@@ -9,7 +9,7 @@ import pytest
 from pyspark.sql import types as T
 
 from changelog.changes import Changes
-from changelog.debezium_avro import DebeziumAvro
+from changelog.formats.debezium_avro import DebeziumAvro
 from changelog.spec import ChangelogSpec
 from tests.changelog.avro_messages import Outcome, Pair, given, message, outcome, sample, sample_schemas, spec
 

@@ -12,9 +12,9 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
-from changelog import debezium_json
 from changelog.changes import Changes, Rejected
-from changelog.json_records import Parsed
+from changelog.formats import debezium_json
+from changelog.parse.json_records import Parsed
 from changelog.spec import ChangelogSpec
 from tests.changelog import fuzz
 from tests.changelog.messages import decode, spec

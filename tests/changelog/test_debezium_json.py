@@ -12,9 +12,9 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from changelog.debezium_json import DebeziumJson
 from changelog.decoding import CHANGES_PER_RECORD, ChangelogDecoder
-from changelog.row_images import differ
+from changelog.formats.debezium_json import DebeziumJson
+from changelog.formats.row_images import differ
 from changelog.rows import BAD, SNAPSHOT
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.encoded import MAYBE_BASE64

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from changelog.changes import Changes, MessageKey
-from changelog.debezium_json import DebeziumJson
 from changelog.decoding import ChangelogDecoder
+from changelog.formats.debezium_json import DebeziumJson
 from changelog.rows import UNAVAILABLE, unavailable_columns
 from changelog.spec import ChangelogSpec
 from tests.changelog.avro_messages import batch

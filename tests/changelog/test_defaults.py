@@ -8,11 +8,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import types as T
 
-from changelog.avro_records import unknown
-from changelog.avro_schema import parse
 from changelog.changes import RAW_SCHEMA
-from changelog.connect_json import wire_type
 from changelog.decoding import ChangelogDecoder, merged_types, observed_type
+from changelog.parse.avro_records import unknown
+from changelog.parse.avro_schema import parse
+from changelog.parse.connect_json import wire_type
 from changelog.spec import ChangelogSpec, ColumnSpec
 
 DECIMAL = {

@@ -14,10 +14,10 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import types as T
 
-from changelog.avro_body import arrow_type, read_bodies
-from changelog.avro_schema import SchemaError, UnsupportedSchemaError, parse
 from changelog.decoding import ChangelogDecoder
-from changelog.row_kind_parquet import FileReader
+from changelog.formats.row_kind_parquet import FileReader
+from changelog.parse.avro_body import arrow_type, read_bodies
+from changelog.parse.avro_schema import SchemaError, UnsupportedSchemaError, parse
 from tests.changelog.messages import decode, messages, raw_records, spec
 
 ROOT = Path(__file__).parents[2]

@@ -7,9 +7,9 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from changelog.avro import Avro
 from changelog.decoding import ChangelogDecoder
-from changelog.row_kind_parquet import FileReader
+from changelog.formats.avro import Avro
+from changelog.formats.row_kind_parquet import FileReader
 from changelog.rows import BAD, SNAPSHOT
 from tests.changelog import avro_messages
 from tests.changelog.messages import Message, decode, messages, raw_records, sample, spec

@@ -9,9 +9,9 @@ import pyarrow as pa
 import pytest
 
 from changelog import formats
-from changelog.avro import Avro
 from changelog.changes import RAW_SCHEMA, Changes
-from changelog.debezium_avro import DebeziumAvro
+from changelog.formats.avro import Avro
+from changelog.formats.debezium_avro import DebeziumAvro
 from changelog.spec import ChangelogSpec
 from tests.changelog.avro_messages import Known
 from tests.changelog.messages import Decoded, decode, spec

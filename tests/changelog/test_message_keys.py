@@ -7,11 +7,11 @@ import pyarrow as pa
 import pytest
 
 from changelog import formats
-from changelog.avro import Avro
-from changelog.avro_schema import SchemaError
 from changelog.changes import MessageKey, Rejected
 from changelog.decoding import ChangelogDecoder, Stated
+from changelog.formats.avro import Avro
 from changelog.message_keys import MessageKeys, of_changes
+from changelog.parse.avro_schema import SchemaError
 from changelog.spec import ChangelogSpec
 from tests.changelog import avro_messages
 from tests.changelog.messages import Message, messages, raw_records, sample, spec

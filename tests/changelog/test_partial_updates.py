@@ -10,8 +10,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.changes import Changes
-from changelog.debezium_avro import DebeziumAvro
 from changelog.decoding import ChangelogDecoder
+from changelog.formats.debezium_avro import DebeziumAvro
 from changelog.rows import BAD, KIND, UNAVAILABLE, RowKind, is_bad, unavailable_bits, unavailable_columns
 from tests.changelog import avro_messages
 from tests.changelog.messages import Message, messages, raw_records, sample, spec

@@ -12,7 +12,7 @@ import pytest
 from changelog import formats
 from changelog.changes import FormatError, UnavailableError
 from changelog.decoding import ChangelogDecoder
-from changelog.row_kind import RowKindRows
+from changelog.formats.row_kind import RowKindRows
 from changelog.rows import BAD
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec

@@ -9,7 +9,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
-from changelog.schema_registry import Registry, RegistryError
+from changelog.parse.schema_registry import Registry, RegistryError
 from tests.stack import tls, tokens
 from tests.stack.tls import Tls
 

@@ -20,7 +20,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.decoding import ChangelogDecoder
-from changelog.row_kind_parquet import FileReader, UnreadableFileError, columns_to_read
+from changelog.formats.row_kind_parquet import FileReader, UnreadableFileError, columns_to_read
 from changelog.rows import BAD, KIND, RowKind, order_column
 from changelog.spec import ChangelogSpec, ColumnSpec
 from sink.spark.versions import to_arrow

@@ -20,11 +20,11 @@ from confluent_kafka.schema_registry import Schema, SchemaReference, SchemaRegis
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from changelog.avro import Avro
-from changelog.avro_schema import SchemaError
 from changelog.decoding import ChangelogDecoder
-from changelog.schema_registry import Registry as Client
-from changelog.schema_registry import RegistryError, connect
+from changelog.formats.avro import Avro
+from changelog.parse.avro_schema import SchemaError
+from changelog.parse.schema_registry import Registry as Client
+from changelog.parse.schema_registry import RegistryError, connect
 from tests.changelog import fuzz, test_debezium_samples
 from tests.changelog.avro_messages import Pair, batch, message, outcome, sample, sample_schemas, spec
 from tests.changelog.messages import Decoded, in_order

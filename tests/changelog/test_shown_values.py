@@ -10,11 +10,11 @@ import pyarrow as pa
 import pytest
 
 from changelog import formats
-from changelog.avro import Avro
 from changelog.changes import FormatError
-from changelog.debezium_avro import DebeziumAvro
 from changelog.decoding import ChangelogDecoder, failed_with
-from changelog.row_kind import RowKindRows
+from changelog.formats.avro import Avro
+from changelog.formats.debezium_avro import DebeziumAvro
+from changelog.formats.row_kind import RowKindRows
 from changelog.rows import BadRecord
 from changelog.shown_values import shown
 from changelog.source_tables import Found

@@ -215,7 +215,7 @@ def test_avro() -> None:
     ]
     known = avro_messages.Known({1: json.dumps(schema)})
     from changelog.changes import TableNames
-    from changelog.debezium_avro import DebeziumAvro
+    from changelog.formats.debezium_avro import DebeziumAvro
 
     raw = avro_messages.batch([(None, avro_messages.message(1, schema, value)) for value in values])
     found = DebeziumAvro(spec({"id": "bigint"}), lambda: known).changes(raw)

@@ -67,7 +67,8 @@ def test_a_bare_python_runs_the_tasks_modules(packed: tuple[Path, list[str]], tm
     spark = ":".join(map(str, (Path(pyspark.__file__).parent / "python" / "lib").glob("*.zip")))
     seen = [
         "import sink.spark.daemon, sink.targets.iceberg.writers, sink.targets.delta.writers, pyarrow.dataset",
-        "import changelog.debezium_avro, changelog.avro, confluent_kafka.schema_registry, pyarrow.fs, pandas",
+        "import changelog.formats.debezium_avro, changelog.formats.avro",
+        "import confluent_kafka.schema_registry, pyarrow.fs, pandas",
         "from importlib.metadata import version",
         "print(pyarrow.__file__, sink.__file__, version('rowdelta'), sep='\\n')",
     ]

@@ -5,7 +5,7 @@ from collections.abc import Iterable, Iterator
 import pytest
 
 from changelog.changes import FormatError, UnavailableError
-from changelog.schema_registry import RegistryError
+from changelog.parse.schema_registry import RegistryError
 from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
 from sink.spark.failures import TaskFailedError, TaskFailure, failure_of, told

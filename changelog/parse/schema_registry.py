@@ -23,8 +23,8 @@ from typing import TYPE_CHECKING, Protocol
 import numpy as np
 import pyarrow as pa
 
-from changelog.avro_schema import Node, SchemaError, parse
 from changelog.changes import BadOptionError, UnavailableError
+from changelog.parse.avro_schema import Node, SchemaError, parse
 
 if TYPE_CHECKING:
     from confluent_kafka.schema_registry import Schema, SchemaReference

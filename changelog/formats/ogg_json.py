@@ -22,8 +22,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.json_records import JsonReader, Leaf, Parsed
-from changelog.row_images import (
+from changelog.formats.row_images import (
     MISSING_ARE_UNAVAILABLE,
     MISSING_COLUMNS,
     NAMES,
@@ -41,6 +40,7 @@ from changelog.row_images import (
     text,
     timestamps,
 )
+from changelog.parse.json_records import JsonReader, Leaf, Parsed
 from changelog.rows import RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec

@@ -29,8 +29,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 
 from changelog.changes import Wire, WireType
-from changelog.json_records import JsonReader, Object, Parsed
-from changelog.row_images import (
+from changelog.formats.row_images import (
     MISSING_ARE_NULL,
     MISSING_COLUMNS,
     TEXT,
@@ -45,6 +44,7 @@ from changelog.row_images import (
     text,
     timestamps,
 )
+from changelog.parse.json_records import JsonReader, Object, Parsed
 from changelog.rows import RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec, ColumnSpec

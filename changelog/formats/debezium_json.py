@@ -3,9 +3,9 @@
     {"before": null, "after": {"id": 1, "customer": "Ada", "amount": "BNI=", "created_at": 1767323045000000},
      "source": {"lsn": 24023128, …}, "op": "c", "ts_ms": 1767323045123}
 
-`changelog.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored, since the
-`d` has already deleted the row. With an envelope (`{"schema": …, "payload": …}`), the schema says how values are
-encoded. Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the messages
+`changelog.formats.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored,
+since the `d` has already deleted the row. With an envelope (`{"schema": …, "payload": …}`), the schema says how values
+are encoded. Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the messages
 are rows that the transform `ExtractNewRecordState` made. The names of fields that the transform added begin with
 `add.fields.prefix` (`__`).
 """
@@ -20,14 +20,14 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog import debezium, debezium_rows
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type, without_null_payloads
-from changelog.json_records import JsonReader, Leaf, Object, Parsed, parse
+from changelog.formats import debezium, debezium_rows
+from changelog.formats.row_images import TEXT, first
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
+from changelog.parse.connect_json import MalformedSchemaError, Rows, by_schema, fields, wire_type, without_null_payloads
+from changelog.parse.json_records import JsonReader, Leaf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
-from changelog.row_images import TEXT, first
 from changelog.rows import BadRecord
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec, ColumnSpec

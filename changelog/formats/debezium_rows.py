@@ -18,8 +18,8 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.debezium import placeholder
-from changelog.json_records import Numeral, compact, parse
+from changelog.formats.debezium import placeholder
+from changelog.parse.json_records import Numeral, compact, parse
 from changelog.spec import ChangelogSpec
 from changelog.values import readings
 

@@ -25,7 +25,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.changes import Changes, MessageKey, Rejected, Truncates, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
+from changelog.parse.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
 from changelog.shown_values import shown_texts

@@ -17,7 +17,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.avro_schema import Node
+from changelog.parse.avro_schema import Node
 from changelog.values.encoded import is_utf8
 
 Want: TypeAlias = "bool | Mapping[str, Want]"

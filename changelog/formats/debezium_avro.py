@@ -6,9 +6,9 @@
             "created_at": "2026-01-02T03:04:05.123456Z", "updated_at": 1767323045123456},
             "source": {"lsn": 27657456, …}, "transaction": null, "op": "r", "ts_ms": 1795245173708}
 
-`changelog.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored, since
-the `d` has already deleted the row; one without a `d` deletes by the message's key, as a `d` without a row does. The
-schemas say how values are encoded, so only the registry's options are needed (`changelog.schema_registry`).
+`changelog.formats.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored,
+since the `d` has already deleted the row; one without a `d` deletes by the message's key, as a `d` without a row does.
+The schemas say how values are encoded, so only the registry's options are needed (`changelog.parse.schema_registry`).
 
 With `flattened: true` the messages are rows that the transform `ExtractNewRecordState` made. A row is a +U, unless
 `__op` says otherwise. If `__deleted` is true or `__op` is d, the row is a -D. A tombstone is a -D of the message's key.
@@ -22,17 +22,18 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog import avro_records, debezium, schema_registry
-from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, Path, Read, RefusedError
-from changelog.avro_schema import Node
 from changelog.changes import Changes, Rejected, Wire
-from changelog.debezium import Befores, Events, Images
+from changelog.formats import debezium
+from changelog.formats.debezium import Befores, Events, Images
+from changelog.formats.row_images import first
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys, Rows
-from changelog.row_images import first
+from changelog.parse import avro_records, schema_registry
+from changelog.parse.avro_body import Want
+from changelog.parse.avro_records import AvroReader, Path, Read, RefusedError
+from changelog.parse.avro_schema import Node
+from changelog.parse.schema_registry import Schemas
 from changelog.rows import BadRecord
-from changelog.schema_registry import Schemas
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
 

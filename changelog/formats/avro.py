@@ -17,7 +17,8 @@ A record is a +U (in mode append a +I). Key columns that it lacks are read from 
 | a null (tombstone) | -D of the message's key: a record's fields, or the value of the only key column |
 
 For rows that Debezium's `ExtractNewRecordState` made, with fields such as `__deleted`, use `debezium-avro` with
-`flattened: true`. `changelog.schema_registry` describes the `format_options`, `changelog.avro_schema` the types.
+`flattened: true`. `changelog.parse.schema_registry` describes the `format_options`, and `changelog.parse.avro_schema`
+the types.
 `order_by` names fields of the row. A tombstone has no row, so only key columns can order it.
 """
 
@@ -26,15 +27,15 @@ from collections.abc import Callable, Iterator, Mapping
 import numpy as np
 import pyarrow as pa
 
-from changelog import avro_records, schema_registry
-from changelog.avro_body import Want
-from changelog.avro_records import AvroReader, Read, RefusedError
-from changelog.avro_schema import Node
 from changelog.changes import Changes, MessageKey, Rejected, Wire
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
+from changelog.parse import avro_records, schema_registry
+from changelog.parse.avro_body import Want
+from changelog.parse.avro_records import AvroReader, Read, RefusedError
+from changelog.parse.avro_schema import Node
+from changelog.parse.schema_registry import Schemas
 from changelog.rows import BadRecord, RowKind
-from changelog.schema_registry import Schemas
 from changelog.spec import ChangelogSpec
 
 

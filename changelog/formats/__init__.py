@@ -15,14 +15,14 @@ from changelog.changes import FormatType
 GROUP = "rowdelta.formats"
 
 OURS = {
-    "avro": "changelog.avro:Avro",
-    "canal-json": "changelog.canal_json:CanalJson",
-    "debezium-avro": "changelog.debezium_avro:DebeziumAvro",
-    "debezium-json": "changelog.debezium_json:DebeziumJson",
-    "dms-json": "changelog.dms_json:DmsJson",
-    "maxwell-json": "changelog.maxwell_json:MaxwellJson",
-    "ogg-json": "changelog.ogg_json:OggJson",
-    "row-kind": "changelog.row_kind:RowKindRows",
+    "avro": "changelog.formats.avro:Avro",
+    "canal-json": "changelog.formats.canal_json:CanalJson",
+    "debezium-avro": "changelog.formats.debezium_avro:DebeziumAvro",
+    "debezium-json": "changelog.formats.debezium_json:DebeziumJson",
+    "dms-json": "changelog.formats.dms_json:DmsJson",
+    "maxwell-json": "changelog.formats.maxwell_json:MaxwellJson",
+    "ogg-json": "changelog.formats.ogg_json:OggJson",
+    "row-kind": "changelog.formats.row_kind:RowKindRows",
 }
 
 

@@ -1,5 +1,5 @@
-"""Reads Parquet files of rows that carry their kind into raw records with typed columns, which `changelog.row_kind`
-decodes.
+"""Reads Parquet files of rows that carry their kind into raw records with typed columns, which
+`changelog.formats.row_kind` decodes.
 """
 
 from collections.abc import Iterator, Mapping, Sequence
@@ -13,7 +13,7 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.changes import COLUMNS, RAW_SCHEMA, Wire
-from changelog.row_kind import Kinds
+from changelog.formats.row_kind import Kinds
 from changelog.rows import FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
 from changelog.values import convert

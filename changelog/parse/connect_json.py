@@ -13,7 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import Rejected, WireType
-from changelog.json_records import compact, parse
+from changelog.parse.json_records import compact, parse
 from changelog.rows import BadRecord
 
 PAYLOAD = b',"payload":'

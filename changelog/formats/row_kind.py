@@ -1,5 +1,5 @@
 """Rows that carry their kind, as JSON objects with a field `row_kind`, or as typed columns of Parquet files
-(`changelog.row_kind_parquet`).
+(`changelog.formats.row_kind_parquet`).
 
     {"row_kind": "+U", "seq": 7, "id": 1, "customer": "Ada", "amount": 12.50, "created_at": "2026-01-02T03:04:05Z"}
 
@@ -23,10 +23,10 @@ import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.changes import COLUMNS, Changes, Rejected, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, Object, Parsed
+from changelog.formats.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.message_keys import MessageKeys
+from changelog.parse.json_records import JsonReader, Leaf, Object, Parsed
 from changelog.paths import at_path, with_path
-from changelog.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.rows import BadRecord, RowKind
 from changelog.shown_values import shown_texts
 from changelog.source_tables import Found

@@ -27,11 +27,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.avro_records import prefixed
 from changelog.changes import BadOptionError, Changes, Rejected, TableNames, Wire
+from changelog.formats.row_images import differ, epoch, truncated
 from changelog.key_values import KeyReader
 from changelog.moves import moved_away
-from changelog.row_images import differ, epoch, truncated
+from changelog.parse.avro_records import prefixed
 from changelog.rows import BadRecord, RowKind
 from changelog.shown_values import shown_texts
 from changelog.source_tables import table_names

@@ -32,8 +32,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.changes import Changes, Rejected, Wire, WireType
-from changelog.json_records import JsonReader, Leaf, ListOf, Object, Parsed
-from changelog.row_images import (
+from changelog.formats.row_images import (
     INTEGER,
     MISSING_ARE_UNAVAILABLE,
     MISSING_COLUMNS,
@@ -56,6 +55,7 @@ from changelog.row_images import (
     stated_keys,
     text,
 )
+from changelog.parse.json_records import JsonReader, Leaf, ListOf, Object, Parsed
 from changelog.rows import BadRecord, RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec, ColumnSpec

@@ -24,8 +24,7 @@ from collections.abc import Iterator, Mapping
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.json_records import JsonReader, Parsed
-from changelog.row_images import (
+from changelog.formats.row_images import (
     INTEGER,
     MISSING_ARE_UNAVAILABLE,
     MISSING_COLUMNS,
@@ -48,6 +47,7 @@ from changelog.row_images import (
     stated_keys,
     text,
 )
+from changelog.parse.json_records import JsonReader, Parsed
 from changelog.rows import BadRecord, RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec

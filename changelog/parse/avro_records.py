@@ -11,11 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.avro_body import Want, arrow_type, read_bodies
-from changelog.avro_schema import Node, SchemaError, UnsupportedSchemaError
 from changelog.changes import Rejected, Wire, WireType
+from changelog.parse.avro_body import Want, arrow_type, read_bodies
+from changelog.parse.avro_schema import Node, SchemaError, UnsupportedSchemaError
+from changelog.parse.schema_registry import HEADER_BYTES, Schemas, by_schema, client_settings, connect
 from changelog.rows import BadRecord
-from changelog.schema_registry import HEADER_BYTES, Schemas, by_schema, client_settings, connect
 from changelog.spec import ChangelogSpec
 
 Path = tuple[str, ...]

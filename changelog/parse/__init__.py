@@ -1,0 +1,1 @@
+"""Bodies of messages to columns: JSON, Avro, and the schemas that a registry has."""
