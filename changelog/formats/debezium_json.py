@@ -5,9 +5,9 @@
 
 `changelog.formats.debezium` says what the operations mean. A tombstone (null value) right after its `d` is ignored,
 since the `d` has already deleted the row. With an envelope (`{"schema": …, "payload": …}`), the schema says how values
-are encoded. Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the messages
-are rows that the transform `ExtractNewRecordState` made. The names of fields that the transform added begin with
-`add.fields.prefix` (`__`).
+are encoded. Without an envelope, `format_options` must repeat the connector's settings. With `flattened: true` the
+messages are rows that the transform `ExtractNewRecordState` made. The names of fields that the transform added begin
+with `add.fields.prefix` (`__`).
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
