@@ -17,7 +17,7 @@ _HASHED = "3 "
 def new_encoding(keys: str) -> str:
     """How a new index hashes keys: `3 <base of the high hash> <base of the low hash>: <keys>`.
 
-    :param keys: the columns, types and buckets on which the hashes depend (`Target.key_encoding`).
+    :param keys: the columns, types and buckets on which the hashes depend (`Table.key_encoding`).
     """
     return f"{_HASHED}{random_base():016x} {random_base():016x}: {keys}"
 

@@ -20,8 +20,8 @@ from sink.sources.plain import LocalFolders, PlainTopics, check_options
 from sink.sources.source import SourceView
 from sink.spark import versions as spark_versions
 from sink.spark.archive import OPTION_VARIABLES
-from sink.targets.base import Tables
 from sink.targets.iceberg.metadata import MetadataTables
+from sink.targets.loading import Tables
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

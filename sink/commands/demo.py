@@ -389,12 +389,12 @@ def _show_and_compare(spark: SparkSession, config: Config, section: TableSection
     """Print a table's first rows, its commits, and a comparison with the source. Returns whether both are equal."""
     target = Catalogs(spark, config).load(section.target)
     assert target is not None
-    table = target.frame(spark)
+    table = target.reader().frame(spark)
     print(f"\nTable {section.target}, first rows by {', '.join(section.key)}")
     _print_rows(table.orderBy(*section.key).limit(_SHOWN_ROWS))
 
     print(f"\nIts {target.snapshot_word}s, one a micro-batch (rowdelta history)")
-    for commit in reversed(target.history(property_prefix(config)).commits):
+    for commit in reversed(target.reader().history(property_prefix(config)).commits):
         print(f"  {commit.utc}  {commit.operation} by {commit.by}: {commit.files}")
 
     expected = spark.read.parquet(str(folder.resolve() / "expected" / f"{Path(section.source).name}.parquet"))

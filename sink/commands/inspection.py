@@ -18,9 +18,18 @@ from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaE
 from sink.redaction import redacted
 from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.sources.source import Position
-from sink.targets.base import Tables, TableState, Upkeep
 from sink.targets.history import shown_time
-from sink.targets.own_state import cleaned_property, is_cleaning_due, maintenance_of, property_prefix, rewrite_credit
+from sink.targets.loading import Tables
+from sink.targets.own_state import (
+    cleaned_property,
+    is_cleaning_due,
+    maintenance_of,
+    property_prefix,
+    rewrite_credit,
+    start_position,
+)
+from sink.targets.seam import TableView
+from sink.targets.upkeep_values import UpkeepFacts
 
 if TYPE_CHECKING:
     # `check` imports these when it needs them: `status` never does, and they take a second
@@ -34,7 +43,7 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 8
-_Loaded = tuple[TableState, Position | None] | RowdeltaError | None
+_Loaded = tuple[TableView, Position | None] | RowdeltaError | None
 
 
 def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
@@ -227,9 +236,9 @@ def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
         yield from _upkeep(section, table, settings, datetime.now(UTC))
 
 
-def _upkeep(section: TableSection, table: TableState, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
+def _upkeep(section: TableSection, table: TableView, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
     """What maintenance has done for a table and has still to do, as far as it is known without a look at each file."""
-    found = table.upkeep()
+    found = table.facts()
     if found is None or not found.data_files:
         return
     size = sized(found.size_in_bytes / found.data_files)
@@ -242,7 +251,7 @@ def _upkeep(section: TableSection, table: TableState, settings: MaintenanceSecti
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
 
 
-def _shown_deletes(found: Upkeep, table: TableState) -> str:
+def _shown_deletes(found: UpkeepFacts, table: TableView) -> str:
     deleted = found.deleted_rows
     if deleted and 2 * deleted > found.rows:  # else it isn't worth a look at each delete file
         deleted -= table.dangling_positions()
@@ -251,7 +260,7 @@ def _shown_deletes(found: Upkeep, table: TableState) -> str:
     return f"at most {deleted / max(1, found.rows):.1%} of their rows are deleted"
 
 
-def _budget(config: Config, section: TableSection, table: TableState, settings: MaintenanceSection) -> Iterator[str]:
+def _budget(config: Config, section: TableSection, table: TableView, settings: MaintenanceSection) -> Iterator[str]:
     """What the table's properties tell: how much may be rewritten, and when orphans were looked for."""
     if settings.budget:
         credit = max(0, rewrite_credit(table, property_prefix(config), settings.budget))
@@ -272,7 +281,7 @@ def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime)
 
 
 def _plan(
-    access: Access, config: Config, resolved: ResolvedTable, table: TableState | None, *, reads_messages: bool
+    access: Access, config: Config, resolved: ResolvedTable, table: TableView | None, *, reads_messages: bool
 ) -> "_Planned | RowdeltaError":
     from sink.run.keys import table_key, with_key
     from sink.run.plan import inferred_columns, plan_table
@@ -308,7 +317,7 @@ def _check_dead_letters(access: Access, config: Config) -> Sequence[RowdeltaErro
 
 def _load(
     tables: Tables, resolved: ResolvedTable, prefix: str
-) -> tuple[TableState, Position | None] | RowdeltaError | None:
+) -> tuple[TableView, Position | None] | RowdeltaError | None:
     if resolved.error is not None:
         return resolved.error
     try:
@@ -318,7 +327,7 @@ def _load(
         stored = table.position(prefix)
     except TableError as error:
         return error
-    return table, stored.position if stored else table.start_position(prefix)
+    return table, stored.position if stored else start_position(table, prefix)
 
 
 def _in_parallel(access: Access, work: Callable[[T], R], items: Sequence[T]) -> list[R]:

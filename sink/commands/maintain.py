@@ -25,9 +25,9 @@ from sink.run.plan import plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
-from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import expiring
+from sink.targets.upkeep_values import Compacted, CompactionLimits
 
 _MOST_FAILURES = 5
 
@@ -147,7 +147,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         count = sink.stale_deletes.convertible if result.dry_run else sink.convert_equality_deletes
         result.converted_equality_deletes = count()
         if not only_convert:
-            only = None if where is None else sink.table.files_where(where)
+            only = None if where is None else sink.table.upkeep().files_where(where)
             (_find if result.dry_run else _rewrite)(sink, result, options, only)
     if only_convert:
         return
@@ -158,9 +158,9 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         if keep is not None and result.dry_run:
             result.expiring_snapshots = expiring(sink.table, expire)
         elif keep is not None:
-            result.expired_files = sink.newest_table().expire(older_than, expire.retain_last, keep)
+            result.expired_files = sink.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
     if orphans is not None:
-        found = sink.newest_table().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
+        found = sink.newest_table().upkeep().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
         result.orphans = list(found)
         if not result.dry_run:
             sink.note_cleaning()
@@ -168,12 +168,12 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         len(sink.stale_deletes.dangling()) if result.dry_run else sink.drop_dangling_deletes()
     )
     if not result.dry_run:
-        sink.table.tend()
-        sink.table.finish_tending(CHECKPOINT_SECONDS)
+        sink.table.upkeep().tend()
+        sink.table.upkeep().finish_tending(CHECKPOINT_SECONDS)
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:
-    _note_compacted(result, sink.newest_table().compact(limits, dry_run=result.dry_run))
+    _note_compacted(result, sink.newest_table().upkeep().compact(limits, dry_run=result.dry_run))
 
 
 def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> None:
@@ -185,7 +185,7 @@ def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> N
 
 def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """What `_rewrite` would do."""
-    parts = sink.table.rewritables()
+    parts = sink.table.upkeep().rewritables()
     files = [file for part in parts for file in part if only is None or file.small.path in only]
     for group in chosen(files, options, options.target_file_size or sink.table.spec.target_file_size):
         result.rewritten_data_files += len(group.files)

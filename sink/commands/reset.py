@@ -12,9 +12,9 @@ from sink.errors import ConfigError, TableError
 from sink.run.patterns import chosen_tables, find_tables
 from sink.run.pipeline import open_source
 from sink.run.spark_engine import HadoopFolder, SparkEngine
-from sink.targets.base import Target
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import KEPT_BY_RESET, OF_ROWS, property_prefix
+from sink.targets.seam import Table
 
 _INDEX = ("runs", "versions")
 """Folders of a key index."""
@@ -31,7 +31,7 @@ class Reset:
 
     config: Config
     section: TableSection
-    table: Target
+    table: Table
     state: dict[str, str]
     kept: Sequence[str]
     index: HadoopFolder

@@ -17,10 +17,10 @@ from sink.sources.source import Position
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.spark.versions import to_arrow
-from sink.targets.base import Target
 from sink.targets.catalogs import Catalogs
 from sink.targets.history import History, shown_position, shown_time
 from sink.targets.own_state import property_prefix
+from sink.targets.seam import Table
 
 
 @dataclass(frozen=True)
@@ -85,7 +85,7 @@ def history(spark: SparkSession, config: Config, name: str) -> History:
 
     :raises TableError: there is no such table.
     """
-    return _load(spark, config, name).history(property_prefix(config))
+    return _load(spark, config, name).reader().history(property_prefix(config))
 
 
 def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequence[str], limit: int) -> Shown:
@@ -100,7 +100,7 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     :raises ConfigError: `key` doesn't fit the table, or `when` doesn't fit its source.
     """
     table = _load(spark, config, name)
-    found, word = table.history(property_prefix(config)), table.snapshot_word
+    found, word = table.reader().history(property_prefix(config)), table.snapshot_word
     later = ""
     if when.position is not None:
         commit, after = found.at_position(when.position)
@@ -116,7 +116,7 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     if version is None:
         raise TableError(f"{name}: the table has no {word} yet. Run rowdelta run first.")
     heading = f"{name}: {word} {version} of {shown_time(found.time(version))}, {_position(found, version)}{later}"
-    frame = table.frame_at(version)
+    frame = table.reader().frame_at(version)
     wanted = _key_values(key, name, _key_columns(config, table))
     rows = _matching(frame, wanted, name).limit(limit)
     cells = [_text(field).alias(field.name) for field in frame.schema]
@@ -131,7 +131,7 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     return Shown(heading, frame.columns, read["json"], read["cells"])
 
 
-def _load(spark: SparkSession, config: Config, name: str) -> Target:
+def _load(spark: SparkSession, config: Config, name: str) -> Table:
     table = Catalogs(spark, config).load(name)
     if table is None:
         raise TableError(f"{name} does not exist. rowdelta run creates it, and rowdelta status lists the tables.")
@@ -146,7 +146,7 @@ def _position(found: History, snapshot_id: int) -> str:
     return f"position {shown_position(commit.position)}" if commit.position is not None else "no position of this sink"
 
 
-def _key_columns(config: Config, table: Target) -> Sequence[str]:
+def _key_columns(config: Config, table: Table) -> Sequence[str]:
     """The key as the table says it, or else as the configuration does."""
     configured = [section.key for section in config.tables if section.target == table.name]
     return table.identifiers() or (configured[0] if configured else ())

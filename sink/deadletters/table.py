@@ -35,9 +35,10 @@ from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryEr
 from sink.sources.source import Position
 from sink.spark.java_errors import message_of
 from sink.spark.versions import to_arrow
-from sink.targets.base import ChangeSet, StoredPosition, TableChangedError, TableState, Target
 from sink.targets.catalogs import Catalogs
 from sink.targets.notes import SINK_ID
+from sink.targets.seam import Table, TableView
+from sink.targets.values import ChangeSet, StoredPosition, TableChangedError
 
 log = logging.getLogger("rowdelta")
 
@@ -115,7 +116,7 @@ class DeadLetters:
     :param open_: opens the table, and creates it if it is missing. Each call makes an object of its own.
     """
 
-    def __init__(self, config: Config, open_: Callable[[], Target]) -> None:
+    def __init__(self, config: Config, open_: Callable[[], Table]) -> None:
         self.opening = 0
         self.commits = 0
         self._config = config
@@ -162,7 +163,7 @@ class DeadLetters:
         """
         with self._lock:
             self._refresh()
-            letters = self._table.frame(spark)
+            letters = self._table.reader().frame(spark)
         kept = letters.where(F.col("table") == target).select(*RECORD).alias("kept")
         same = same_record(BAD, "kept")
         return bad.join(kept, same, "left_anti"), bad.join(kept, same, "left_semi")
@@ -254,7 +255,7 @@ class DeadLetters:
                 return  # the table was dropped
             stored = _stored(self._table, prefix)
             snapshot = stored.snapshot_id if stored and stored.operation == operation else None
-            added = None if topic is None or snapshot is None else self._table.frame_of_commit(snapshot)
+            added = None if topic is None or snapshot is None else self._table.reader().frame_of_commit(snapshot)
         if topic is None:
             log.warning(
                 "%s: the last bad records of %s weren't sent to the topic that there was. They are in the table.",
@@ -277,7 +278,7 @@ class DeadLetters:
                 table.refresh()
 
     @contextmanager
-    def _changing(self) -> Iterator[Target]:
+    def _changing(self) -> Iterator[Table]:
         """The newest state of the table, for the caller alone to commit to: targets whose commits come in turn don't
         refuse each other. A commit with its retries may take minutes. Meanwhile the others look at another object of
         the table.
@@ -314,14 +315,14 @@ def open_dead_letters(spark: SparkSession, config: Config) -> DeadLetters:
     return DeadLetters(config, partial(_open_table, spark, config))
 
 
-def _stored(table: Target, prefix: str) -> StoredPosition | None:
+def _stored(table: Table, prefix: str) -> StoredPosition | None:
     """The newest position will do if snapshots that could tell have expired, as is usual after months without a bad
     record: before a record is left out, the table's rows are compared.
     """
     return table.position(prefix, newest_if_in_doubt=True)
 
 
-def _open_table(spark: SparkSession, config: Config) -> Target:
+def _open_table(spark: SparkSession, config: Config) -> Table:
     catalogs = Catalogs(spark, config)
     name = config.dead_letter_table
     existing = catalogs.load(name)
@@ -330,7 +331,7 @@ def _open_table(spark: SparkSession, config: Config) -> Target:
     return table
 
 
-def check_table(table: TableState) -> None:
+def check_table(table: TableView) -> None:
     """:raises TableError: the table can't be the dead-letter table."""
     table.check_writable(appends=True)
     _check_columns(table)
@@ -343,10 +344,10 @@ def find(spark: SparkSession, config: Config, selection: Selection) -> DataFrame
     """
     table = _existing(spark, config)
     _check_columns(table)
-    return table.frame(spark).where(selection.condition())
+    return table.reader().frame(spark).where(selection.condition())
 
 
-def _existing(spark: SparkSession, config: Config) -> Target:
+def _existing(spark: SparkSession, config: Config) -> Table:
     """:raises TableError: there is no dead-letter table."""
     name = config.dead_letter_table
     table = Catalogs(spark, config).load(name)
@@ -402,7 +403,7 @@ def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
     """
     table = _existing(spark, config)
     for attempt in range(1, _REMOVALS + 1):
-        refusal = table.remove_rows(letters, ("table", *RECORD))
+        refusal = table.upkeep().remove_rows(letters, ("table", *RECORD))
         if refusal is None:
             return
         reason = message_of(refusal)
@@ -410,7 +411,7 @@ def remove(spark: SparkSession, config: Config, letters: DataFrame) -> None:
     raise TemporaryError(f"{table.name}: could not remove dead letters, others kept changing it: {reason}")
 
 
-def _check_columns(table: TableState) -> None:
+def _check_columns(table: TableView) -> None:
     missing = [name for name in COLUMNS.fieldNames() if name not in table.spec.arrow_schema.names]
     if missing:
         raise TableError(

@@ -11,9 +11,10 @@ from pyspark.sql import SparkSession
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
 from sink.deadletters.table import UNPUBLISHED, check_table
-from sink.targets.base import Compacted, CompactionLimits, Target
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import CREATED_BY, expiring, is_cleaning_due, maintenance_of, note_cleaning
+from sink.targets.seam import Table
+from sink.targets.upkeep_values import Compacted, CompactionLimits
 
 log = logging.getLogger("rowdelta")
 
@@ -41,7 +42,7 @@ class Upkeep:
     """
 
     config: Config
-    table: Target
+    table: Table
     settings: MaintenanceSection
 
     def expire(self) -> int:
@@ -52,7 +53,7 @@ class Upkeep:
         expire = self.settings.expire
         if expire is None or self._is_waiting():
             return 0
-        return self.table.expire(age(expire.older_than), expire.retain_last, self.table.snapshot_id())
+        return self.table.upkeep().expire(age(expire.older_than), expire.retain_last, self.table.snapshot_id())
 
     def expiring(self) -> int:
         """How many states `expire` would remove at most."""
@@ -60,12 +61,12 @@ class Upkeep:
         return 0 if expire is None or self._is_waiting() else expiring(self.table, expire)
 
     def compact(self, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
-        """Merge small files, if there are many. See `Target.compact`."""
+        """Merge small files, if there are many. See `sink.targets.seam.Upkeep.compact`."""
         is_own = self.table.property(CREATED_BY) == self.config.sink.id
         if not (is_own or self.settings.expire or self.settings.orphans):
             return None
         self.table.refresh()
-        return self.table.compact(_LIMITS, dry_run=dry_run)
+        return self.table.upkeep().compact(_LIMITS, dry_run=dry_run)
 
     def clean(self, *, only_due: bool = False, dry_run: bool = False) -> Sequence[str]:
         """Remove files that no state has.
@@ -79,16 +80,16 @@ class Upkeep:
             return ()
         if self._is_waiting():
             return ()
-        found = self.table.remove_orphans(age(orphans.older_than), dry_run=dry_run)
+        found = self.table.upkeep().remove_orphans(age(orphans.older_than), dry_run=dry_run)
         if not dry_run:
             note_cleaning(self.config, self.table)
         return found
 
     def tend(self) -> None:
-        """See `Target.tend`. It waits for what is done in a thread."""
+        """See `sink.targets.seam.Upkeep.tend`. It waits for what is done in a thread."""
         self.table.refresh()
-        self.table.tend()
-        self.table.finish_tending(CHECKPOINT_SECONDS)
+        self.table.upkeep().tend()
+        self.table.upkeep().finish_tending(CHECKPOINT_SECONDS)
 
     def _is_waiting(self) -> bool:
         """Whether bad records of any job aren't sent yet: the state that added them, and its files, tell which they

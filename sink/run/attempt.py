@@ -15,7 +15,7 @@ from sink.run.written import Written
 from sink.sources.source import TableBatch
 from sink.spark import deletes, task
 from sink.spark.routing import KeyHash
-from sink.targets.base import ChangeSet
+from sink.targets.values import ChangeSet
 
 SMALL_BATCH = 10_000
 """Up to this many records, one task does all the work. A shuffle would cost more than a second core gains."""

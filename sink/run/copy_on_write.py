@@ -24,7 +24,8 @@ from sink.run.engine import Engine
 from sink.run.moving import dealt, move_rows
 from sink.spark import task
 from sink.spark.failures import failure_of
-from sink.targets.base import Copied, Target
+from sink.targets.seam import Table
+from sink.targets.values import Copied
 
 _ON_DRIVER = 8 * 1024 * 1024
 """Up to this many bytes of files, the driver copies them itself: a Spark job would take longer."""
@@ -52,7 +53,7 @@ class Replacement:
 
 
 def replace_files(
-    table: Target, engine: Engine, plan: task.RewritePlan, deleted: DeletedRows, created: list[str]
+    table: Table, engine: Engine, plan: task.RewritePlan, deleted: DeletedRows, created: list[str]
 ) -> Replacement:
     """Write the files that replace those from which rows are deleted.
 

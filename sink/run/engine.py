@@ -20,7 +20,8 @@ from sink.run.written import Uncommitted, Written
 from sink.sources.source import TableBatch
 from sink.spark import task
 from sink.spark.routing import KeyHash
-from sink.targets.base import LiveFile, Tables
+from sink.targets.loading import Tables
+from sink.targets.values import LiveFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame

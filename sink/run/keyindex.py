@@ -40,8 +40,9 @@ from sink.run.engine import Engine, KeyReading
 from sink.run.table_plan import TablePlan
 from sink.spark import task
 from sink.spark.routing import RANGES, KeyHash
-from sink.targets.base import IndexCommit, LiveFile, StoredPosition, TableChanges, Target, WrittenDeletes
 from sink.targets.locations import check_location
+from sink.targets.seam import Table
+from sink.targets.values import IndexCommit, LiveFile, StoredPosition, TableChanges, WrittenDeletes
 
 log = logging.getLogger("rowdelta")
 
@@ -128,7 +129,7 @@ class KeyIndex:
     :param is_guest: see `TableSink`. What it doesn't delete, the sink's next process does.
     """
 
-    def __init__(self, table: Target, plan: TablePlan, engine: Engine, *, is_guest: bool = False) -> None:
+    def __init__(self, table: Table, plan: TablePlan, engine: Engine, *, is_guest: bool = False) -> None:
         self._is_guest = is_guest
         self._table = table
         self._plan = plan

@@ -19,13 +19,14 @@ from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.progress import progress
 from sink.spark.routing import RANGES
-from sink.targets.base import LiveFile, Target
+from sink.targets.seam import Table
+from sink.targets.values import LiveFile
 
 
-def read_keys(target: Target, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
+def read_keys(target: Table, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
     """See `sink.run.engine.Engine`. It is one Spark job over the key columns."""
     spark, key = target.spark, reading.hash.key
-    with target.rows_of(files, key) as (frame, path, position, paths):
+    with target.reader().rows_of(files, key) as (frame, path, position, paths):
         path_hashes = _path_hashes(paths)
         rows = frame.select(
             *(binary_uuid(n).alias(n) if n in reading.uuids else F.col(quoted(n)) for n in key),

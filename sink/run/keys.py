@@ -27,8 +27,8 @@ from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.run.inference import Sample
 from sink.run.patterns import ResolvedTable
 from sink.spark.expressions import quoted
-from sink.targets.base import TableState, Target
 from sink.targets.own_state import property_prefix
+from sink.targets.seam import Table, TableView
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -97,7 +97,7 @@ def accepted_property(config: Config) -> str:
     return f"{property_prefix(config)}.accepted-keys"
 
 
-def table_key(config: Config, resolved: ResolvedTable, table: TableState | None, sample: Sample) -> TableKey:
+def table_key(config: Config, resolved: ResolvedTable, table: TableView | None, sample: Sample) -> TableKey:
     """The key of a table.
 
     :param table: the table, if it exists.
@@ -136,7 +136,7 @@ def table_key(config: Config, resolved: ResolvedTable, table: TableState | None,
     return TableKey(columns, False, (_fields(section, columns),))
 
 
-def _check_new_key(config: Config, section: TableSection, path: str, table: TableState, known: TableKey) -> None:
+def _check_new_key(config: Config, section: TableSection, path: str, table: TableView, known: TableKey) -> None:
     """:raises ConfigError: the user hasn't said that the key is to become another one."""
     name, new = f"{property_prefix(config)}.new-key", json.dumps(section.key)
     if table.property(name) == new:
@@ -150,7 +150,7 @@ def _check_new_key(config: Config, section: TableSection, path: str, table: Tabl
     )
 
 
-def check_tells_rows_apart(config: Config, key: TableKey, table: Target, spark: "SparkSession") -> None:
+def check_tells_rows_apart(config: Config, key: TableKey, table: Table, spark: "SparkSession") -> None:
     """Look for rows that share a key, where nothing else says that there are none: in a table that others have filled,
     and in one whose key is new. A row with a NULL in its key is never found by it, so it doesn't count.
 
@@ -161,7 +161,7 @@ def check_tells_rows_apart(config: Config, key: TableKey, table: Target, spark: 
     if not key.columns or table.is_empty() or set(key.columns) in (set(known), set(table.identifiers())):
         return
     log.info("%s: looking whether %s tells its rows apart", table.name, shown(key.columns))
-    rows = table.frame(spark).select(*(quoted(name) for name in key.columns)).na.drop()
+    rows = table.reader().frame(spark).select(*(quoted(name) for name in key.columns)).na.drop()
     from pyspark.sql import functions as F  # without a session, nothing needs it
 
     several = rows.groupBy(*(quoted(name) for name in key.columns)).count().where("count > 1")
@@ -225,7 +225,7 @@ def may_spread(key: TableKey, stated: Iterable[Fields], section: TableSection) -
     return not section.order_by and any(not fields or set(fields) - own for fields in stated)
 
 
-def _accepted(table: TableState, name: str) -> Iterable[Fields]:
+def _accepted(table: TableView, name: str) -> Iterable[Fields]:
     """The keys that the user has accepted by the property.
 
     :raises TableError: its value is something else.

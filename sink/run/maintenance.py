@@ -29,7 +29,8 @@ from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.session import MAINTENANCE_POOL, activate
-from sink.targets.base import CommitUnknownError, CompactionFailedError, CompactionLimits
+from sink.targets.upkeep_values import CompactionFailedError, CompactionLimits
+from sink.targets.values import CommitUnknownError
 
 log = logging.getLogger("rowdelta")
 
@@ -276,7 +277,7 @@ class Maintenance:
         with self._turn(member, sink) as has_turn:
             keep = sink.oldest_needed(older_than, expire.retain_last) if has_turn else None
         if keep is not None:
-            sink.newest_table().expire(older_than, expire.retain_last, keep)
+            sink.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
 
     def _clean(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove files that no state of the table has."""
@@ -287,7 +288,7 @@ class Maintenance:
             return
         known.cleaned_at = now
         if not self._ending.is_set():
-            sink.newest_table().remove_orphans(age(orphans.older_than))
+            sink.newest_table().upkeep().remove_orphans(age(orphans.older_than))
         with self._turn(member, sink) as has_turn:
             if has_turn:
                 sink.note_cleaning()
@@ -319,7 +320,7 @@ class Maintenance:
             return
         known.looked_at, known.written_then = time.monotonic(), sink.written_bytes
         try:
-            done = sink.newest_table().compact(limits_of(settings, LEAST_GAIN, credit))
+            done = sink.newest_table().upkeep().compact(limits_of(settings, LEAST_GAIN, credit))
         except CompactionFailedError as error:
             known.wasted += min(credit, error.most_bytes)  # what it has written isn't known
             raise

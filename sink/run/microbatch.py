@@ -81,16 +81,6 @@ from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark import task
-from sink.targets.base import (
-    ChangeSet,
-    CommitUnknownError,
-    Compacted,
-    Copied,
-    StoredPosition,
-    TableChangedError,
-    TableNoLongerEmptyError,
-    Target,
-)
 from sink.targets.notes import ROWS, SINK_ID
 from sink.targets.own_state import (
     COUNTED,
@@ -99,8 +89,19 @@ from sink.targets.own_state import (
     note_cleaning,
     property_prefix,
     rewrite_credit,
+    start_position,
 )
 from sink.targets.retries import Retries
+from sink.targets.seam import Table
+from sink.targets.upkeep_values import Compacted
+from sink.targets.values import (
+    ChangeSet,
+    CommitUnknownError,
+    Copied,
+    StoredPosition,
+    TableChangedError,
+    TableNoLongerEmptyError,
+)
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -132,7 +133,7 @@ class TableSink:
         self,
         config: Config,
         resolved: ResolvedTable,
-        table: Target,
+        table: Table,
         plan: TablePlan,
         key: TableKey,
         source: Source,
@@ -186,7 +187,7 @@ class TableSink:
     @property
     def position(self) -> Position | None:
         """The position of the table's last commit, or the position where reading began if there is no commit."""
-        return self._stored.position if self._stored else self.table.start_position(self._prefix)
+        return self._stored.position if self._stored else start_position(self.table, self._prefix)
 
     @property
     def maintenance(self) -> MaintenanceSection:
@@ -267,7 +268,7 @@ class TableSink:
                 f"{self.table.name} holds rows, but sink {self._config.sink.id!r} has no position in it. Reading the "
                 f"source from its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
-        if position is not None and self.table.start_position(self._prefix) is None:
+        if position is not None and start_position(self.table, self._prefix) is None:
             state = self._state()
             for name, value in self._in_topic(state).changes_from(state).items():
                 self.table.set_property(f"{self._prefix}.{name}", value)
@@ -528,7 +529,7 @@ class TableSink:
         """Merge small files. Call this after each commit, at a time when other tables don't wait for it."""
         if self._key_index is not None and self.plan.section.merge_small_files and self._minor_compaction.is_due():
             self._merge_small_files(self._key_index)
-        self.table.tend()
+        self.table.upkeep().tend()
 
     def _merge_small_files(self, key_index: KeyIndex) -> None:
         self._take_bearings()
@@ -644,9 +645,9 @@ class TableSink:
 
     def oldest_needed(self, older_than: timedelta, retain_last: int) -> int | None:
         """The oldest state of the table that the sink may still need to find out what others changed: `keep` of
-        `Target.expire`. Later micro-batches need none that is older. Call this between micro-batches.
+        `Upkeep.expire`. Later micro-batches need none that is older. Call this between micro-batches.
 
-        :param older_than: see `Target.expire`, and for `retain_last`.
+        :param older_than: see `Upkeep.expire`, and for `retain_last`.
         :return: None if nothing tells, or there is nothing to do.
         """
         self._take_bearings()
@@ -657,9 +658,9 @@ class TableSink:
         needed: int | None = stored.snapshot_id if stored.index is None else stored.index["base"]
         if needed is not None and stored.snapshot_id is not None:
             needed = self.table.older_of(stored.snapshot_id, needed)
-        return needed if self.table.has_old_states(older_than, retain_last, needed) else None
+        return needed if self.table.upkeep().has_old_states(older_than, retain_last, needed) else None
 
-    def newest_table(self) -> Target:
+    def newest_table(self) -> Table:
         """The table as it is now, as an object of its own: micro-batches go on with theirs while something is done
         with it that takes long.
 
@@ -667,7 +668,7 @@ class TableSink:
         :raises TemporaryError: the catalog did not answer.
         """
         table = self._engine.catalogs.load(self.table.name)
-        if not isinstance(table, Target):
+        if not isinstance(table, Table):
             raise TableGoneError(f"{self.table.name} is gone. Somebody dropped it while the sink ran.")
         if table.table_id != self.table.table_id:
             raise TableGoneError(f"{self.table.name} was dropped and created again while the sink ran.")

@@ -6,7 +6,7 @@ is written again only once for each level. Large files stay as they are, even if
 `sink.run.rewriting` rewrites those.
 
 A minor compaction merges only files of this sink from the last commits. Each format finds them
-(`Target.merge_candidates`), without a plan over the whole table.
+(`Upkeep.merge_candidates`), without a plan over the whole table.
 """
 
 import logging
@@ -31,8 +31,10 @@ from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
-from sink.targets.base import Committer, CommitUnknownError, Mergeable, Rewrite, TableChangedError, Target
 from sink.targets.notes import MINOR, SINK_ID
+from sink.targets.seam import Committer, Table
+from sink.targets.upkeep_values import Mergeable
+from sink.targets.values import CommitUnknownError, Rewrite, TableChangedError
 
 log = logging.getLogger("rowdelta")
 
@@ -102,7 +104,7 @@ class MinorCompaction:
 
     def __init__(
         self,
-        table: Target,
+        table: Table,
         key: Sequence[str],
         committer: Committer,
         prefix: str,
@@ -162,7 +164,7 @@ class MinorCompaction:
         started = time.monotonic()
         written_for = self._table.layout
         try:
-            found = self._table.merge_candidates(self._prefix, _are_enough)
+            found = self._table.upkeep().merge_candidates(self._prefix, _are_enough)
         except TemporaryError as error:
             self._give_up(error)
             return None

@@ -12,7 +12,8 @@ from dataclasses import dataclass
 from typing import Literal, Protocol
 
 from sink.sources.source import Behind, Position
-from sink.targets.base import FileCounts, LastCommit, TableState
+from sink.targets.seam import TableView
+from sink.targets.values import FileCounts, LastCommit
 
 log = logging.getLogger("rowdelta")
 
@@ -254,7 +255,7 @@ def stage(observer: Observer, table: str, name: Stage) -> Iterator[None]:
     observer(StageDone(table, name, time.monotonic() - started))
 
 
-def last_commit(table: TableState) -> LastCommit | None:
+def last_commit(table: TableView) -> LastCommit | None:
     """The table's last commit, for an event. None if there is none, or it can't be read: what is only told must not set
     a table aside.
     """
@@ -265,7 +266,7 @@ def last_commit(table: TableState) -> LastCommit | None:
         return None
 
 
-def live_files(table: TableState) -> FileCounts | None:
+def live_files(table: TableView) -> FileCounts | None:
     """The table's files, for an event. None if they aren't counted, or can't be."""
     last = last_commit(table)
     return None if last is None else last.live

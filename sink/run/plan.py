@@ -32,10 +32,12 @@ from sink.run.source_tables import SourceTables, source_tables_property
 from sink.run.table_plan import TablePlan
 from sink.sources.source import Position, Source
 from sink.spark.versions import parse_ddl
-from sink.targets.base import NO_FLOATS, Tables, TableState, Target
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
+from sink.targets.loading import Tables
 from sink.targets.own_state import check_owner, creation_properties
+from sink.targets.seam import Table, TableView
+from sink.targets.values import NO_FLOATS
 
 log = logging.getLogger("rowdelta")
 
@@ -50,7 +52,7 @@ def plan_table(
     catalogs: Tables,
     config: Config,
     resolved: ResolvedTable,
-    table: TableState | None,
+    table: TableView | None,
     types: Mapping[str, str] | None = None,
 ) -> TablePlan:
     """Check a table's configuration against the target, if it exists.
@@ -109,7 +111,7 @@ def plan_table(
 
 def open_table(
     spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source
-) -> tuple[Target, TablePlan, TableKey]:
+) -> tuple[Table, TablePlan, TableKey]:
     """Open the target. Create it if it is missing.
 
     :raises ConfigError: see `plan_table`.
@@ -161,7 +163,7 @@ def files_last(section: TableSection) -> bool:
 
 
 def inferred_columns(
-    config: Config, section: TableSection, table: TableState | None, sample: Sample
+    config: Config, section: TableSection, table: TableView | None, sample: Sample
 ) -> dict[str, str] | None:
     """Columns inferred from messages, if the table doesn't exist and the configuration doesn't name columns; else None.
     Name -> type, as `types` of the configuration says it, or else as in `Observed`.
@@ -517,7 +519,7 @@ def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]
     return RowOrder(tuple(names))
 
 
-def _large_files(config: Config, section: TableSection, table: TableState) -> Iterator[str]:
+def _large_files(config: Config, section: TableSection, table: TableView) -> Iterator[str]:
     """A warning if the order of rows is of no use to readers: each file has rows of the whole range of values."""
     rewrite = config.maintenance_of(section).rewrite
     together, size = rewrite.max_file_group_size_bytes, rewrite.target_file_size_bytes or table.spec.target_file_size

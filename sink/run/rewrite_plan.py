@@ -4,7 +4,7 @@ from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 from deltawriters.rewrite import RewriteGroup
-from sink.targets.base import AppliedDeletes, Rewritable
+from sink.targets.upkeep_values import AppliedDeletes, Rewritable
 
 OPEN_COST = 4 * 1024 * 1024
 """Bytes that a reader could scan in the time in which it opens a file. Spark plans with the same

@@ -36,8 +36,9 @@ from sink.run.written import Uncommitted
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
-from sink.targets.base import Committer, IndexCommit, Rewrite, StoredPosition, TableChangedError, Target
 from sink.targets.notes import REWRITE, SINK_ID
+from sink.targets.seam import Committer, Table
+from sink.targets.values import IndexCommit, Rewrite, StoredPosition, TableChangedError
 
 log = logging.getLogger("rowdelta")
 
@@ -52,7 +53,7 @@ class RunningRewrite:
 
     :param name: of its commit.
     :param spec: the table for which the new files are written.
-    :param written_for: its `Target.layout`.
+    :param written_for: its `Table.layout`.
     :param groups: what is rewritten, each by a task.
     :param order: in which its rows are written.
     :param files: the new files, as in `ChangeSet`.
@@ -103,7 +104,7 @@ class Rewriting:
 
     def __init__(
         self,
-        table: Target,
+        table: Table,
         key: Sequence[str],
         committer: Committer,
         prefix: str,
@@ -149,9 +150,9 @@ class Rewriting:
         :param only: paths of the data files that may be rewritten. None for all.
         :param order: in which rows are written. None leaves them as they are.
         :param but: paths of files that may not be rewritten.
-        :param every_part: of a very large table, go on until something pays (`Target.rewritables`). It may take long.
+        :param every_part: of a very large table, go on until something pays (`Upkeep.rewritables`). It may take long.
         :return: None if nothing pays.
-        :raises TemporaryError: see `Target.rewritables`.
+        :raises TemporaryError: see `Upkeep.rewritables`.
         :raises IndexLostError: see `KeyIndex.synchronize`.
         """
         started = time.monotonic()
@@ -162,7 +163,7 @@ class Rewriting:
         if options.target_file_size is not None:
             spec = spec.with_target_file_size(options.target_file_size)
         groups: tuple[RewriteGroup, ...] = ()
-        for part in islice(self._table.rewritables(), None if every_part else 1):
+        for part in islice(self._table.upkeep().rewritables(), None if every_part else 1):
             files = [
                 file for file in part if file.small.path not in left_out and (only is None or file.small.path in only)
             ]
@@ -300,7 +301,7 @@ class Rewriting:
         adopted = None
         with before_commit(self._table.name):
             # a file without a live row may have been removed by a micro-batch
-            replaced = self._table.handles(paths)
+            replaced = self._table.upkeep().handles(paths)
             if replaced and self._table.layout == begun.written_for:
                 adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
         if adopted is None:
@@ -316,7 +317,7 @@ class Rewriting:
         """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
         with before_commit(self._table.name):
             (group,) = begun.groups
-            merged = self._table.merge_deletes(paths, group.live or (), begun.files)
+            merged = self._table.upkeep().merge_deletes(paths, group.live or (), begun.files)
             is_same = key_index.holds(begun.pin) and self._table.layout == begun.written_for
             if merged is None or not is_same:
                 log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)

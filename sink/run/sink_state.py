@@ -5,7 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from sink.targets.base import OF_POSITION, TableState
+from sink.targets.seam import TableView
+from sink.targets.values import OF_POSITION
 
 _EVERYWHERE = "*"
 _DEFAULTS = {**OF_POSITION, "written": "0"}
@@ -33,7 +34,7 @@ class SinkState:
     others: Mapping[str, str | None]
 
     @classmethod
-    def read(cls, table: TableState, prefix: str, others: tuple[str, ...]) -> "SinkState":
+    def read(cls, table: TableView, prefix: str, others: tuple[str, ...]) -> "SinkState":
         """The table's state.
 
         :param prefix: `rowdelta.<sink id>`.

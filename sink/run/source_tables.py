@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection
-from sink.targets.base import TableState
 from sink.targets.own_state import property_prefix
+from sink.targets.seam import TableView
 
 
 @dataclass(frozen=True)
@@ -24,7 +24,7 @@ class SourceTables:
     is_mixed: bool = False
 
     @classmethod
-    def known(cls, config: Config, section: TableSection, table: TableState | None) -> "SourceTables":
+    def known(cls, config: Config, section: TableSection, table: TableView | None) -> "SourceTables":
         """What the configuration says, or else the table. Empty if neither does."""
         text = None if table is None else table.property(source_tables_property(config))
         stored = cls() if text is None else cls.from_json(text)

@@ -24,8 +24,9 @@ from sink.spark import task
 from sink.spark.accumulators import accumulator
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.targets.base import LiveFile, Target
 from sink.targets.catalogs import Catalogs
+from sink.targets.seam import Table
+from sink.targets.values import LiveFile
 
 log = logging.getLogger("rowdelta")
 
@@ -33,7 +34,7 @@ log = logging.getLogger("rowdelta")
 class SparkEngine:
     """Runs one table's tasks in the session of the table (`sink.run.engine.Engine`)."""
 
-    def __init__(self, config: Config, table: Target, dead_letters: DeadLetters | None) -> None:
+    def __init__(self, config: Config, table: Table, dead_letters: DeadLetters | None) -> None:
         self.catalogs = Catalogs(table.spark, config)
         self._config = config
         self._table = table
@@ -77,7 +78,7 @@ class SparkEngine:
 class HadoopFolder:
     """The folder of a key index on any Hadoop file system (`sink.run.engine.IndexFolder`)."""
 
-    def __init__(self, table: Target, location: str, properties: Mapping[str, str]) -> None:
+    def __init__(self, table: Table, location: str, properties: Mapping[str, str]) -> None:
         """:param properties: properties with which tasks and the driver reach the folder by Arrow."""
         self.location = location.rstrip("/")
         self.io_properties = tuple(properties.items())

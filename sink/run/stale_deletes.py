@@ -19,17 +19,10 @@ from sink.errors import RowdeltaError
 from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
 from sink.run.written import Uncommitted
-from sink.targets.base import (
-    Committer,
-    CommitUnknownError,
-    EqualityDeleted,
-    IndexCommit,
-    Rewrite,
-    StoredPosition,
-    TableChangedError,
-    Target,
-)
 from sink.targets.notes import REWRITE, SINK_ID
+from sink.targets.seam import Committer, Table
+from sink.targets.upkeep_values import EqualityDeleted
+from sink.targets.values import CommitUnknownError, IndexCommit, Rewrite, StoredPosition, TableChangedError
 
 log = logging.getLogger("rowdelta")
 
@@ -42,7 +35,7 @@ class StaleDeletes:
     """
 
     def __init__(
-        self, table: Target, section: TableSection, committer: Committer, prefix: str, io_of: Callable[[str], FileIO]
+        self, table: Table, section: TableSection, committer: Committer, prefix: str, io_of: Callable[[str], FileIO]
     ) -> None:
         self._table = table
         self._section = section
@@ -88,8 +81,8 @@ class StaleDeletes:
         return len(found.handles)
 
     def dangling(self) -> Sequence[Any]:
-        """What `drop` would remove. See `Target.dangling_deletes`."""
-        return () if self._section.mode == "append" else self._table.dangling_deletes()
+        """What `drop` would remove. See `Upkeep.dangling_deletes`."""
+        return () if self._section.mode == "append" else self._table.upkeep().dangling_deletes()
 
     def drop(self, key_index: KeyIndex | None, stored: StoredPosition) -> int:
         """Remove delete files that no longer apply to any data file, so that readers don't plan with them.
@@ -107,7 +100,7 @@ class StaleDeletes:
         return len(found)
 
     def _convertible(self) -> EqualityDeleted | None:
-        return None if self.not_converted else self._table.equality_deletes()
+        return None if self.not_converted else self._table.upkeep().equality_deletes()
 
     def _converted_index(
         self, key_index: KeyIndex, stored: StoredPosition, found: EqualityDeleted, new_paths: list[str]
@@ -157,7 +150,7 @@ class StaleDeletes:
     def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
         """How many rows of data files are live, by path, as the format's own reader sees them."""
         files = [file for file in self._table.live_files() if file.path in paths]
-        with self._table.rows_of(files, self._section.key) as (frame, path, _, names):
+        with self._table.reader().rows_of(files, self._section.key) as (frame, path, _, names):
             count_of: dict[str, int] = dict(frame.groupBy(path).count().collect())
         return {file.path: count_of.get(name, 0) for file, name in zip(files, names, strict=True)}
 

@@ -159,7 +159,7 @@ class Supervisor:
         end = time.monotonic() + _LONGEST_FINISH
         for member in self.members.values():
             if member.sink is not None:
-                member.sink.table.finish_tending(max(0.0, end - time.monotonic()))
+                member.sink.table.upkeep().finish_tending(max(0.0, end - time.monotonic()))
 
     def working(self) -> list[Member]:
         return [member for member in self.members.values() if member.works]

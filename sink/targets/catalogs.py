@@ -6,9 +6,10 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
-from sink.targets.base import Target, TargetCatalogs
 from sink.targets.capabilities import Format
+from sink.targets.loading import TargetCatalogs
 from sink.targets.own_state import creation_properties
+from sink.targets.seam import Table
 
 
 class Catalogs:
@@ -19,18 +20,18 @@ class Catalogs:
         self._config = config
         self._formats: dict[Format, TargetCatalogs] = {}
 
-    def load(self, name: str) -> Target | None:
+    def load(self, name: str) -> Table | None:
         """The table, or None if it doesn't exist.
 
         :raises TemporaryError: the catalog did not answer.
         """
         return self._of(name).load(name)
 
-    def create(self, section: TableSection, columns: T.StructType, properties: Mapping[str, str], path: str) -> Target:
+    def create(self, section: TableSection, columns: T.StructType, properties: Mapping[str, str], path: str) -> Table:
         """See `TargetCatalogs.create`."""
         return self._of(section.target).create(section, columns, properties, path)
 
-    def create_log(self, name: str, columns: T.StructType, writer: str) -> Target:
+    def create_log(self, name: str, columns: T.StructType, writer: str) -> Table:
         """See `TargetCatalogs.create_log`."""
         return self._of(name).create_log(name, columns, creation_properties(self._config), writer)
 

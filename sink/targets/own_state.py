@@ -1,5 +1,6 @@
 """The sink's own state in a table: the names of its properties, and what maintenance learns from them."""
 
+import json
 import time
 from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
@@ -9,7 +10,8 @@ from sink.errors import TableError
 if TYPE_CHECKING:
     from sink.config import Config, TableSection
     from sink.config.maintenance import ExpireSection, MaintenanceSection
-    from sink.targets.base import TableState, Target
+    from sink.sources.source import Position
+    from sink.targets.seam import Table, TableView
 
 CREATED_BY = "rowdelta.created-by"
 """Property of a table: the sink that created it. Then everything in its folder is the table's own."""
@@ -28,7 +30,7 @@ CLOCK_SECONDS = 86400
 """Clocks of two machines differ by less, unless one of them is wrong."""
 
 
-def check_owner(config: "Config", section: "TableSection", table: "TableState") -> None:
+def check_owner(config: "Config", section: "TableSection", table: "TableView") -> None:
     """:raises TableError: another sink created or writes the table, and the configuration doesn't say that it may."""
     creator = table.property(CREATED_BY)
     writers = {prefix.removeprefix("rowdelta.") for prefix in table.stored("position")}
@@ -55,29 +57,38 @@ def cleaned_property(config: "Config") -> str:
     return f"{property_prefix(config)}.cleaned"
 
 
-def is_cleaning_due(config: "Config", table: "TableState", every: timedelta) -> bool:
+def is_cleaning_due(config: "Config", table: "TableView", every: timedelta) -> bool:
     """Whether orphans were removed so long ago, if ever. A time in the future is of a clock that was wrong."""
     since = time.time() - int(table.property(cleaned_property(config)) or 0) / 1000
     return since >= every.total_seconds() or since < -CLOCK_SECONDS
 
 
-def orphans_reach(table: "Target") -> int:
+def start_position(table: "TableView", prefix: str) -> "Position | None":
+    """The stored start position of a table without commits. None if no run has stored one."""
+    text = table.property(f"{prefix}.start")
+    start: Position | None = json.loads(text) if text else None
+    return start
+
+
+def orphans_reach(table: "TableView", stored_at: int) -> int:
     """The time from which the ages of orphans count, in milliseconds since 1970: now, or the newest commit if that is
     earlier, by the committer's clock and by the storage's. So files of a micro-batch that takes days stay, and a clock
     that is days ahead does no harm: not this one, and not the one of the machine that commits.
+
+    :param stored_at: when the table's metadata was written last, by the storage's clock, in milliseconds since 1970.
     """
     last = table.last_commit()
-    return 0 if last is None else min(int(time.time() * 1000), last.timestamp_ms, table.stored_at())
+    return 0 if last is None else min(int(time.time() * 1000), last.timestamp_ms, stored_at)
 
 
-def note_cleaning(config: "Config", table: "Target") -> None:
+def note_cleaning(config: "Config", table: "Table") -> None:
     """Store that orphans were removed now."""
     table.refresh()
     table.set_property(cleaned_property(config), str(int(time.time() * 1000)))
     table.refresh()
 
 
-def rewrite_credit(table: "TableState", prefix: str, budget: float) -> int:
+def rewrite_credit(table: "TableView", prefix: str, budget: float) -> int:
     """How many bytes rewrites may write now. The table knows what micro-batches and rewrites have written, so jobs that
     end soon save up too.
 
@@ -87,9 +98,9 @@ def rewrite_credit(table: "TableState", prefix: str, budget: float) -> int:
     return int(budget * written) - rewritten
 
 
-def expiring(table: "TableState", expire: "ExpireSection") -> int:
+def expiring(table: "TableView", expire: "ExpireSection") -> int:
     """How many snapshots are due to expire, as far as their times tell. 0 if the format looks after them by itself."""
-    found = table.upkeep()
+    found = table.facts()
     return 0 if found is None else expire.due(found.snapshots, datetime.now(UTC))
 
 
@@ -98,9 +109,7 @@ def creation_properties(config: "Config") -> dict[str, str]:
     return {CREATED_BY: config.sink.id, cleaned_property(config): str(int(time.time() * 1000))}
 
 
-def maintenance_of(
-    config: "Config", section: "TableSection | None", table: "TableState | None"
-) -> "MaintenanceSection":
+def maintenance_of(config: "Config", section: "TableSection | None", table: "TableView | None") -> "MaintenanceSection":
     """What is done for a table beside its micro-batches. A table that the sink has created looks after itself; others'
     snapshots and files stay unless the configuration says otherwise.
 

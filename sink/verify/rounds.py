@@ -34,7 +34,8 @@ from sink.sources.source import Position
 from sink.spark.expressions import quoted
 from sink.spark.progress import Line, progress
 from sink.spark.versions import to_arrow
-from sink.targets.base import Target
+from sink.targets.own_state import start_position
+from sink.targets.seam import Table
 from sink.verify import canonical
 from sink.verify.canonical import comparable, misfit, value
 from sink.verify.comparison import (
@@ -170,7 +171,7 @@ class Rounds:
     def __init__(
         self,
         plan: TablePlan,
-        target: Target,
+        target: Table,
         source: VerifySource,
         topic: Topic | None,
         prefix: str,
@@ -296,7 +297,8 @@ class Rounds:
 
     def _read_table(self, scope: DataFrame | None) -> DataFrame:
         snapshot = self._target.snapshot_id()
-        frame = self._target.frame(self._spark).limit(0) if snapshot is None else self._target.current_frame(snapshot)
+        reader = self._target.reader()
+        frame = reader.frame(self._spark).limit(0) if snapshot is None else reader.current_frame(snapshot)
         if scope is None:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state
@@ -403,16 +405,16 @@ class Rounds:
 
     def _position(self) -> Position:
         stored = self._target.position(self._prefix)
-        return (stored.position if stored else self._target.start_position(self._prefix)) or {}
+        return (stored.position if stored else start_position(self._target, self._prefix)) or {}
 
 
-def _compared(plan: TablePlan, target: Target, source: VerifySource, not_compared: dict[str, str]) -> list[_Compared]:
+def _compared(plan: TablePlan, target: Table, source: VerifySource, not_compared: dict[str, str]) -> list[_Compared]:
     """The columns that can be compared. The others are added to `not_compared`, with the reason."""
     fields = {column.name: column.field for column in plan.changelog.columns}
     computed = {name for name, _ in plan.computed}
     known, unknown = source.columns(), source.unknown()
     lower = {name.lower(): name for name in known}
-    types = {f.name: f.dataType for f in target.frame(target.spark).schema}
+    types = {f.name: f.dataType for f in target.reader().frame(target.spark).schema}
     found = []
     for column in plan.columns:
         name = column.name

@@ -22,7 +22,7 @@ from sink.redaction import beginning
 from sink.run import observer
 from sink.run.observer import Event
 from sink.sources.source import Behind
-from sink.targets.base import FileCounts
+from sink.targets.values import FileCounts
 from sink.watch.history import STEP, Series
 
 log = logging.getLogger("rowdelta")

@@ -156,7 +156,7 @@ def test_times_without_a_zone_stay_where_they_are(spark: SparkSession, tmp_path:
     job.run()
     sink = only_sink(job)
     table = sink.table
-    assert len(next(table.rewritables())) == 1
+    assert len(next(table.upkeep().rewritables())) == 1
     log_file = job.table_folder / "_delta_log" / f"{job.version() + 1:020}.json"
     (add,) = job.snapshot().files.values()
     (name,) = add["partitionValues"]
@@ -164,7 +164,7 @@ def test_times_without_a_zone_stay_where_they_are(spark: SparkSession, tmp_path:
     log_file.write_text(json.dumps({"add": again}))
     table.refresh()
     assert len(list(table.live_files())) == 1
-    assert list(table.rewritables()) == [[]]
+    assert list(table.upkeep().rewritables()) == [[]]
 
 
 def test_copy_on_write_stops_at_times_without_a_zone(spark: SparkSession, tmp_path: Path) -> None:
@@ -220,11 +220,11 @@ def test_small_files_without_statistics_are_not_merged(
         job.write(inserts(number))
     job.run()
     table = opened(job)
-    found = table.merge_candidates("rowdelta.shop", lambda commits, files: True)
+    found = table.upkeep().merge_candidates("rowdelta.shop", lambda commits, files: True)
     assert sum(map(len, found.partitions.values())) == 3
     bare = {path: {key: add[key] for key in add if key != "stats"} for path, add in table.live.items()}
     monkeypatch.setattr(DeltaTable, "live", bare)
-    assert not table.merge_candidates("rowdelta.shop", lambda commits, files: True).partitions
+    assert not table.upkeep().merge_candidates("rowdelta.shop", lambda commits, files: True).partitions
 
 
 def test_a_commit_that_the_table_has_not_seen_yet(spark: SparkSession, tmp_path: Path) -> None:

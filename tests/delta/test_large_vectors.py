@@ -18,7 +18,7 @@ from pyspark.sql import SparkSession
 from sink.errors import TableError, TemporaryError
 from sink.run.keyindex import KeyIndex
 from sink.spark import deletes as delete_tasks
-from sink.targets.base import IndexCommit
+from sink.targets.values import IndexCommit
 from tests.delta.harness import DeltaJob, When, before_commit, crashing
 from tests.delta.test_target import inserts, row
 from tests.sink.harness import Fault, damage

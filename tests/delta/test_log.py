@@ -22,7 +22,6 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryError
-from sink.targets.base import CommitUnknownError
 from sink.targets.delta import log as module
 from sink.targets.delta.log import (
     CommitRefusedError,
@@ -32,6 +31,7 @@ from sink.targets.delta.log import (
     check_removes,
     decoded,
 )
+from sink.targets.values import CommitUnknownError
 from tests.delta.committer import ROUNDS
 
 pytestmark = pytest.mark.spark

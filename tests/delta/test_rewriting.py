@@ -12,9 +12,9 @@ from pyspark.sql import SparkSession
 
 from sink.commands import inspection
 from sink.errors import RolledBackError, TableError
-from sink.targets.base import CommitUnknownError
 from sink.targets.delta.log import DeltaLog
 from sink.targets.own_state import CREATED_BY
+from sink.targets.values import CommitUnknownError
 from tests.delta.harness import DeltaJob, before_rewrite, crashing
 from tests.delta.test_faults import io_error
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
@@ -99,11 +99,11 @@ def test_orphans_stay_as_long_as_the_table_wants(spark: SparkSession, tmp_path: 
         then = time.time() - age * 86400
         os.utime(path(age), (then, then))
     for dry_run in (True, False):
-        found = only_sink(job).table.remove_orphans(timedelta(days=3), dry_run=dry_run)
+        found = only_sink(job).table.upkeep().remove_orphans(timedelta(days=3), dry_run=dry_run)
         assert [Path(name).name for name in found] == ["40.parquet"]
     assert [age for age in ages if path(age).exists()] == [2, 5, 8, 20]
     job.sql("ALTER TABLE {t} SET TBLPROPERTIES ('delta.deletedFileRetentionDuration' = 'interval 1 day')")
-    only_sink(job).table.remove_orphans(timedelta(days=3))
+    only_sink(job).table.upkeep().remove_orphans(timedelta(days=3))
     assert [age for age in ages if path(age).exists()] == [2, 5]
     assert job.rows() == [{"id": 1, "region": "eu"}]
 
@@ -140,7 +140,7 @@ def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: 
     inside = job.table_folder / place
     spark.range(3).write.format("delta").save(str(inside))
     with pytest.raises(TableError, match=r"another table at .*/items \{1\}, whose files VACUUM would delete"):
-        only_sink(job).table.remove_orphans(timedelta(days=3))
+        only_sink(job).table.upkeep().remove_orphans(timedelta(days=3))
 
 
 @pytest.mark.parametrize("name", ["v1.metadata.json", "version-hint.text"])
@@ -151,7 +151,7 @@ def test_orphans_stay_if_an_iceberg_table_has_the_same_root(spark: SparkSession,
     (job.table_folder / "metadata").mkdir()
     (job.table_folder / "metadata" / name).touch()
     with pytest.raises(TableError, match=r"another table at .*/metadata, whose files VACUUM would delete"):
-        only_sink(job).table.remove_orphans(timedelta(days=3))
+        only_sink(job).table.upkeep().remove_orphans(timedelta(days=3))
 
 
 @pytest.mark.parametrize("moves", ["rewrite", "minor compaction"])
@@ -246,7 +246,7 @@ def test_others_change_the_table_meanwhile(spark: SparkSession, tmp_path: Path, 
     elif what == "purge":
         job.sql("REORG TABLE {t} APPLY (PURGE)")
     elif what == "vacuum":
-        sink.table.remove_orphans(timedelta(days=1))
+        sink.table.upkeep().remove_orphans(timedelta(days=1))
     elif what == "restore":
         job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {job.version() - 1}")
         rows[0] = "new"

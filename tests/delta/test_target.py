@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sink.errors import TableError
 from sink.spark import session
 from sink.spark.session import MAINTENANCE_POOL
-from sink.targets.delta import table as delta_table
+from sink.targets.delta import checkpoints
 from sink.targets.delta.log import DeltaLog
 from tests.delta.harness import DeltaJob
 from tests.delta.readers import READERS
@@ -235,14 +235,14 @@ def test_a_run_ends_with_the_checkpoint_of_the_log_that_it_began(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else jobs of a few micro-batches would never write one."""
-    write = delta_table._write_checkpoint
+    write = checkpoints._write_checkpoint
 
     def slowly(*args: Any) -> None:
         time.sleep(1)
         write(*args)
 
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr(delta_table, "_write_checkpoint", slowly)
+    monkeypatch.setattr(checkpoints, "_EVERY", 2)
+    monkeypatch.setattr(checkpoints, "_write_checkpoint", slowly)
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(1))
     job.write(inserts(2))
@@ -254,9 +254,9 @@ def test_checkpoints_that_take_long_are_written_less_often(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Else a table with many removed files would do nothing else."""
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY_AT_MOST", 6)
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_PAUSE", 1000)
+    monkeypatch.setattr(checkpoints, "_EVERY", 2)
+    monkeypatch.setattr(checkpoints, "_EVERY_AT_MOST", 6)
+    monkeypatch.setattr(checkpoints, "_PAUSE", 1000)
     job = DeltaJob(spark, tmp_path)
     for number in range(18):
         job.write(inserts(number))
@@ -282,9 +282,9 @@ def test_a_checkpoint_leaves_micro_batches_alone(
         seen.append((partitions, pool, log._java == DeltaLog(spark, log.path)._java))
         return write(log)
 
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 2)
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_PAUSE", 0)
-    monkeypatch.setattr(delta_table, "_OF_A_TASK", 2)
+    monkeypatch.setattr(checkpoints, "_EVERY", 2)
+    monkeypatch.setattr(checkpoints, "_PAUSE", 0)
+    monkeypatch.setattr(checkpoints, "_OF_A_TASK", 2)
     monkeypatch.setattr(DeltaLog, "checkpoint", checkpoint)
     job = DeltaJob(spark, tmp_path)
     before = spark.conf.get("spark.databricks.delta.snapshotPartitions")

@@ -28,7 +28,8 @@ from sink.sources.source import TableBatch
 from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.routing import owner, to_all
-from sink.targets.base import LiveFile, Tables
+from sink.targets.loading import Tables
+from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
 from tests.memory.table import DataFile, MemoryTable
 from tests.memory.writers import parquet

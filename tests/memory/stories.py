@@ -61,7 +61,7 @@ from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import RunningRewrite
 from sink.sources.source import TableBatch
 from sink.targets import merge_levels
-from sink.targets.base import CommitUnknownError
+from sink.targets.values import CommitUnknownError
 from tests.memory.engine import MemoryEngine
 from tests.memory.storage import ANY, Clock, CrashError, Step
 from tests.memory.table import DataFile, MemoryTable, Snapshot, Store, add_files

@@ -11,7 +11,6 @@ about commits that only move rows which the commit doesn't touch, as Iceberg is.
 import itertools
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, Literal
@@ -26,35 +25,29 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
-from sink.targets.base import (
+from sink.targets.notes import MINOR, SINK_ID
+from sink.targets.retries import Retries
+from sink.targets.seam import Committer, Reader, Table, Upkeep
+from sink.targets.upkeep_values import CompactionLimits, Mergeable, MergeCandidates, Rewritable, UpkeepFacts
+from sink.targets.values import (
     ChangeSet,
-    Committer,
-    CompactionLimits,
     FileCounts,
     LastCommit,
     LiveFile,
-    Mergeable,
-    MergeCandidates,
-    Rewritable,
     Rewrite,
     StoredPosition,
     TableChangedError,
     TableChanges,
-    Target,
     TouchedFiles,
-    Upkeep,
     WrittenDeletes,
 )
-from sink.targets.notes import MINOR, SINK_ID
-from sink.targets.retries import Retries
 from tests.memory.storage import Clock, MemoryFiles
 from tests.memory.writers import MemoryTableSpec
 
 if TYPE_CHECKING:
-    from pyspark.sql import Column, DataFrame, SparkSession
+    from pyspark.sql import DataFrame
 
     from sink.config import TableSection
-    from sink.targets.history import History
 
 Vector = Mapping[str, Any]
 
@@ -166,7 +159,7 @@ class Store:
         return set(before.keys() ^ snapshot.files.keys()) | {p for p in both if before[p] != snapshot.files[p]}
 
 
-class MemoryTable(Target):
+class MemoryTable(Table):
     """What one process knows of the table."""
 
     snapshot_word = "snapshot"
@@ -215,9 +208,6 @@ class MemoryTable(Target):
         split = ((name.rpartition("."), value) for name, value in self._properties.items())
         return {part: value for (owner, _, part), value in split if owner == prefix}
 
-    def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> None:
-        return None
-
     def set_property(self, name: str, value: str | None) -> None:
         self.clock.step("set a property")
         if value is None:
@@ -249,7 +239,7 @@ class MemoryTable(Target):
     def not_followed(self) -> Iterator[str]:
         return iter(())
 
-    def upkeep(self) -> Upkeep | None:
+    def facts(self) -> UpkeepFacts | None:
         raise NotImplementedError
 
     def last_commit(self) -> LastCommit | None:
@@ -270,7 +260,7 @@ class MemoryTable(Target):
     def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
         """That of the newest snapshot of the sink which is left, and the newest index of the same commit."""
         newer: tuple[Mapping[str, Any], int] | None = None
-        for snapshot in self._known_ancestors():
+        for snapshot in self.known_ancestors():
             sink = snapshot.sink
             if sink.get("prefix") != prefix:
                 continue
@@ -285,7 +275,7 @@ class MemoryTable(Target):
             return StoredPosition(sink["position"], sink["operation"], snapshot.id, index, last)
         return None
 
-    def _known_ancestors(self) -> Iterator[Snapshot]:
+    def known_ancestors(self) -> Iterator[Snapshot]:
         """Those of the snapshot that this process has seen. The sink's own newest one never expires here."""
         number = self.seen
         while number is not None:
@@ -298,7 +288,7 @@ class MemoryTable(Target):
         found: list[Snapshot] = []
         if self.seen == base:
             return found
-        for snapshot in self._known_ancestors():
+        for snapshot in self.known_ancestors():
             if snapshot.id in self.store.forgotten:
                 return None
             found.append(snapshot)
@@ -353,50 +343,6 @@ class MemoryTable(Target):
         handles = [{"path": file.path, "vector": file.vector} for file in files]
         return TouchedFiles(touched, handles, (), len(self.files))
 
-    # -- minor compactions
-
-    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
-        self.clock.step("look for small files")
-        number = max((int(s.sink["minor"]) for s in self._known_ancestors() if "minor" in s.sink), default=0) + 1
-        small: list[DataFile] = []
-        fresh = set[str]()
-        for file in self.files.values():
-            if file.writer is None or file.writer[0] != prefix or file.columns != tuple(self.schema.names):
-                continue
-            if not file.minor:
-                fresh.add(file.writer[1])
-            if not file.minor or not merge_levels.is_below(file.minor, number):
-                small.append(file)
-        count = sum(not file.minor for file in small)
-        partitions: dict[str, list[Mergeable]] = {}
-        if is_enough(len(fresh), count):
-            for file in small:
-                merged = SmallFile(file.path, file.size, None, 0)
-                handle = json.dumps({"path": file.path, "vector": file.vector})
-                partitions.setdefault(file.partition, []).append(
-                    Mergeable(True, file.partition, file.rows, merged, handle)
-                )
-        return MergeCandidates(number, len(fresh), count, 0, partitions, {})
-
-    # -- rewrites beside the stream
-
-    def rewritables(self) -> Iterator[list[Rewritable]]:
-        self.clock.step("look for files to rewrite")
-        found = []
-        for file in self.files.values():
-            if file.columns == tuple(self.schema.names):
-                deleted = len(file.deleted)
-                small = SmallFile(file.path, file.size, None, 0, live_rows=file.rows - deleted)
-                found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
-        yield found
-
-    def files_where(self, condition: str) -> frozenset[str]:
-        raise NotImplementedError
-
-    def handles(self, paths: Collection[str]) -> list[str]:
-        live = [path for path in paths if path in self.files]
-        return [json.dumps({"path": path, "vector": self.files[path].vector}) for path in live]
-
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
     ) -> tuple[list[str], WrittenDeletes]:
@@ -413,38 +359,71 @@ class MemoryTable(Target):
                 new[file.path]["vector"] = vectors[file.path]
         return list(map(json.dumps, new.values())), WrittenDeletes(vectors=vectors)
 
+    def upkeep(self) -> "MemoryUpkeep":
+        return MemoryUpkeep(self)
+
     # -- what only Spark does
+
+    def reader(self) -> Reader:
+        raise NotImplementedError
 
     def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> None:
         raise NotImplementedError
 
-    def stored_at(self) -> int:
+
+class MemoryUpkeep(Upkeep):
+    """What the stories do of a table's maintenance."""
+
+    def __init__(self, table: MemoryTable) -> None:
+        self._table = table
+
+    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        self._table.clock.step("look for small files")
+        number = max((int(s.sink["minor"]) for s in self._table.known_ancestors() if "minor" in s.sink), default=0) + 1
+        small: list[DataFile] = []
+        fresh = set[str]()
+        for file in self._table.files.values():
+            if file.writer is None or file.writer[0] != prefix or file.columns != tuple(self._table.schema.names):
+                continue
+            if not file.minor:
+                fresh.add(file.writer[1])
+            if not file.minor or not merge_levels.is_below(file.minor, number):
+                small.append(file)
+        count = sum(not file.minor for file in small)
+        partitions: dict[str, list[Mergeable]] = {}
+        if is_enough(len(fresh), count):
+            for file in small:
+                merged = SmallFile(file.path, file.size, None, 0)
+                handle = json.dumps({"path": file.path, "vector": file.vector})
+                partitions.setdefault(file.partition, []).append(
+                    Mergeable(True, file.partition, file.rows, merged, handle)
+                )
+        return MergeCandidates(number, len(fresh), count, 0, partitions, {})
+
+    def rewritables(self) -> Iterator[list[Rewritable]]:
+        self._table.clock.step("look for files to rewrite")
+        found = []
+        for file in self._table.files.values():
+            if file.columns == tuple(self._table.schema.names):
+                deleted = len(file.deleted)
+                small = SmallFile(file.path, file.size, None, 0, live_rows=file.rows - deleted)
+                found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
+        yield found
+
+    def handles(self, paths: Collection[str]) -> list[str]:
+        live = [path for path in paths if path in self._table.files]
+        return [json.dumps({"path": path, "vector": self._table.files[path].vector}) for path in live]
+
+    def files_where(self, condition: str) -> frozenset[str]:
         raise NotImplementedError
 
-    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
-        raise NotImplementedError
-
-    def compaction(self, every: int) -> Any:
-        raise NotImplementedError
-
-    def frame(self, spark: "SparkSession") -> "DataFrame":
-        raise NotImplementedError
-
-    def frame_at(self, snapshot_id: int) -> "DataFrame":
-        raise NotImplementedError
-
-    def frame_of_commit(self, snapshot_id: int) -> "DataFrame | None":
-        raise NotImplementedError
-
-    def history(self, prefix: str) -> "History":
+    def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> None:
         raise NotImplementedError
 
     def remove_rows(self, rows: "DataFrame", columns: Sequence[str]) -> Exception | None:
         raise NotImplementedError
 
-    def rows_of(
-        self, files: Sequence[LiveFile], columns: Sequence[str]
-    ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
         raise NotImplementedError
 
 

@@ -10,7 +10,7 @@ import pyarrow as pa
 import pytest
 
 from sink.deadletters.table import DeadLetters
-from sink.targets.base import TableChangedError
+from sink.targets.values import TableChangedError
 from tests.memory.storage import Clock
 from tests.memory.table import MemoryTable, Store
 

@@ -17,7 +17,7 @@ from sink.run.microbatch import TableSink
 from sink.run.rewriting import RunningRewrite
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
-from tests.memory.table import MemoryCommitter, MemoryTable
+from tests.memory.table import MemoryCommitter, MemoryUpkeep
 from tests.memory.writers import MemoryTableSpec
 from tests.rewrites import ALL_FILES
 
@@ -160,7 +160,7 @@ def test_what_others_removed_is_known_though_the_index_has_no_run_left(sink: Tab
 def test_an_error_before_the_commit(player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whatever it is, the new files are deleted, and the index's state isn't held any longer."""
     with monkeypatch.context() as patch:
-        patch.setattr(MemoryTable, "handles", raising)
+        patch.setattr(MemoryUpkeep, "handles", raising)
         with pytest.raises(ValueError, match="unexpected"):
             rewrite(sink)
     check(player, sink)

@@ -32,7 +32,8 @@ from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
 from sink.run.written import Uncommitted
 from sink.spark.routing import to_all
-from sink.targets.base import Committer, IndexCommit, TableChanges
+from sink.targets.seam import Committer
+from sink.targets.values import IndexCommit, TableChanges
 from tests.memory import engine
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played, shrunk

@@ -49,8 +49,9 @@ from sink.run.pipeline import Pipeline
 from sink.spark import deletes, task
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
-from sink.targets.base import ChangeSet, Committer, Rewrite
 from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.seam import Committer
+from sink.targets.values import ChangeSet, Rewrite
 
 Row = Mapping[str, Any]
 Change = tuple[str, Row]

@@ -25,12 +25,12 @@ from sink.run import supervisor
 from sink.run.patterns import ResolvedTable
 from sink.run.supervisor import Member
 from sink.targets import retries as retries_module
-from sink.targets.base import ChangeSet, CommitUnknownError, IndexCommit, Rewrite, TableChangedError
 from sink.targets.iceberg import commit
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.retries import Retries
+from sink.targets.values import ChangeSet, CommitUnknownError, IndexCommit, Rewrite, TableChangedError
 from tests.sink.harness import java_error
 
 PREFIX = "rowdelta.shop"

@@ -25,9 +25,9 @@ from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
-from sink.targets.base import ChangeSet, CommitUnknownError
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.values import ChangeSet, CommitUnknownError
 from tests.faults.plugin import Seen
 from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 

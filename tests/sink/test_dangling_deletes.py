@@ -16,11 +16,11 @@ from pyspark.sql import SparkSession
 from sink.commands import inspection
 from sink.commands.maintain import as_json, lines, maintain
 from sink.run import maintenance
-from sink.targets.base import Upkeep
 from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg import dangling
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.upkeep_values import UpkeepFacts
 from tests.rewrites import only_sink
 from tests.sink.harness import CrashError, Job, before_rewrite, by_pyiceberg, crashing
 
@@ -364,7 +364,7 @@ def test_status_counts_no_deletes_that_apply_to_nothing(
     assert "at most 0.0% of their rows are deleted" in shown()
     table = Catalogs(spark, job.config()).load(job.target)
     assert table is not None
-    too_many = Upkeep(data_files=1, size_in_bytes=1, rows=4, deleted_rows=11)
+    too_many = UpkeepFacts(data_files=1, size_in_bytes=1, rows=4, deleted_rows=11)
     assert inspection._shown_deletes(too_many, table) == "5 deletes by position, some of rows that are gone"
 
 

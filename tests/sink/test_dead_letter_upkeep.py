@@ -26,7 +26,7 @@ from sink.run import maintenance
 from sink.run.maintenance import Maintenance
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
-from sink.targets.delta import table as delta_table
+from sink.targets.delta import checkpoints
 from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.own_state import CREATED_BY
@@ -131,7 +131,7 @@ def test_small_files_old_states_and_orphans_go_and_the_letters_stay(job: Job) ->
     assert letters(job) == [*bad, "bad 8", "bad 9"]
 
 
-def test_large_files_of_a_delta_table_stay(
+def test_large_files_of_a_checkpoints_stay(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     job = DeltaJob(spark, tmp_path, file_format="json")
@@ -150,7 +150,7 @@ def test_a_job_that_ends_does_it_if_it_kept_bad_records(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A checkpoint too, in Delta Lake: without it the log would be kept for ever."""
-    monkeypatch.setattr(delta_table, "_CHECKPOINT_EVERY", 5)
+    monkeypatch.setattr(checkpoints, "_EVERY", 5)
     opening: list[str] = []
 
     def counted(spark: SparkSession, given: Config) -> Upkeep | None:

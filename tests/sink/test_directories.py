@@ -19,8 +19,8 @@ from sink.run import plan as tables
 from sink.run import supervisor
 from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
-from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.values import ChangeSet
 from tests.sink.harness import java_table
 from tests.stack.process import wait_until
 

@@ -39,19 +39,14 @@ from sink.run.rewriting import RunningRewrite
 from sink.run.spark_engine import SparkEngine
 from sink.spark import task
 from sink.spark.session import MAINTENANCE_POOL
-from sink.targets.base import (
-    AppliedDeletes,
-    CommitUnknownError,
-    CompactionFailedError,
-    CompactionLimits,
-    Rewritable,
-    Rewrite,
-)
 from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.iceberg.upkeep import IcebergUpkeep
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.own_state import COUNTED
+from sink.targets.upkeep_values import AppliedDeletes, CompactionFailedError, CompactionLimits, Rewritable
+from sink.targets.values import CommitUnknownError, Rewrite
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen, tiny_thresholds
@@ -213,7 +208,7 @@ def test_a_file_becomes_clean_once_nobody_deletes_from_it(
     job.write([("+I", {"id": key, "region": "new"}) for key in range(20)])
     job.run()
     sink = only_sink(job)
-    (first,) = (file.small.path for part in sink.table.rewritables() for file in part)
+    (first,) = (file.small.path for part in sink.table.upkeep().rewritables() for file in part)
     job.write([("+I", {"id": key, "region": "new"}) for key in range(20, 40)])
     job.write([("-D", {"id": key, "region": "new"}) for key in (1, 21)])
     for key in (22, 23):
@@ -251,7 +246,7 @@ def test_deletes_that_a_rewrite_carries_over_are_dated(spark: SparkSession, tmp_
         for key in range(commits):
             job.write([("+I", {"id": 100 + key, "region": "new"})])
         job.run()
-        (file,) = (file for part in only_sink(job).table.rewritables() for file in part if file.deleted)
+        (file,) = (file for part in only_sink(job).table.upkeep().rewritables() for file in part if file.deleted)
         assert file.settled == commits
 
 
@@ -265,7 +260,7 @@ def test_new_deletes_are_not_settled(spark: SparkSession, tmp_path: Path) -> Non
     job.write([("+U", {"id": key % 5, "region": str(key)}) for key in range(20)])
     with tiny_thresholds(1, 3, spark):
         job.run()
-    ages = [file.settled for part in only_sink(job).table.rewritables() for file in part if file.deleted]
+    ages = [file.settled for part in only_sink(job).table.upkeep().rewritables() for file in part if file.deleted]
     assert ages
     assert max(ages) < 3
 
@@ -275,7 +270,7 @@ def test_new_deletes_are_not_settled(spark: SparkSession, tmp_path: Path) -> Non
     for key in range(20, 25):
         job.write([("+I", {"id": key, "region": "new"})])
     job.run()
-    ages = [file.settled for part in only_sink(job).table.rewritables() for file in part if file.deleted]
+    ages = [file.settled for part in only_sink(job).table.upkeep().rewritables() for file in part if file.deleted]
     assert ages.count(0) == 1, "of others"
     assert all(age >= 5 for age in ages if age), "of the sink"
 
@@ -753,14 +748,14 @@ def test_nothing_waits_until_old_snapshots_are_removed(
     """Micro-batches go on beside it. When the job ends, the procedure's jobs are cancelled, though they are in a group
     of their own.
     """
-    begun, may_go_on, expire = threading.Event(), threading.Event(), IcebergTable.expire
+    begun, may_go_on, expire = threading.Event(), threading.Event(), IcebergUpkeep.expire
 
     def waiting(*arguments: Any) -> int:
         begun.set()
         assert may_go_on.wait(300)
         return expire(*arguments)
 
-    monkeypatch.setattr(IcebergTable, "expire", waiting)
+    monkeypatch.setattr(IcebergUpkeep, "expire", waiting)
     monkeypatch.setattr(maintenance, "_LOOK_EVERY", 0.0)
     job = running(Job(spark, tmp_path, tasks=1), budget=0, expire={"older_than": "0 minutes", "retain_last": 1})
     changes = Changes(job)
@@ -829,7 +824,7 @@ def test_a_clock_that_is_days_ahead(
         if commits:
             ahead = replace(last, timestamp_ms=last.timestamp_ms + 30 * 86400 * 1000)
             patch.setattr(type(sink.newest_table()), "last_commit", lambda _: ahead)
-        assert sink.newest_table().remove_orphans(timedelta(days=3)) == []
+        assert sink.newest_table().upkeep().remove_orphans(timedelta(days=3)) == []
         sink.note_cleaning()
     assert waiting.exists()
     assert sink.is_cleaning_due(timedelta(days=7))
@@ -853,10 +848,10 @@ def test_orphans_stay_if_the_folder_is_another_tables_too(spark: SparkSession, t
     os.utime(orphan, (0, 0))
     table = only_sink(job).newest_table()
     with pytest.raises(TableError, match=f"metadata of another table, .*{place}/00007-of-the-other-one"):
-        table.remove_orphans(timedelta(days=3))
+        table.upkeep().remove_orphans(timedelta(days=3))
     assert orphan.exists()
     metadata.unlink()
-    assert [Path(path).name for path in table.remove_orphans(timedelta(days=3))] == ["orphan.parquet"]
+    assert [Path(path).name for path in table.upkeep().remove_orphans(timedelta(days=3))] == ["orphan.parquet"]
 
 
 def test_only_what_a_compaction_may_have_written_is_lost_with_it() -> None:
@@ -870,7 +865,7 @@ def test_only_what_a_compaction_may_have_written_is_lost_with_it() -> None:
         thread._compact(Mock(), known, MaintenanceSection())
     assert known.wasted == 0
     sink.newest_table.side_effect = None
-    sink.newest_table.return_value.compact.side_effect = CompactionFailedError("failed", 300)
+    sink.newest_table.return_value.upkeep.return_value.compact.side_effect = CompactionFailedError("failed", 300)
     with pytest.raises(TemporaryError, match="failed"):
         thread._compact(Mock(), known, MaintenanceSection())
     assert known.wasted == 300
@@ -940,7 +935,7 @@ def test_expiry_keeps_the_snapshot_of_the_position_beside_other_clocks(spark: Sp
     job.append([{"id": 101, "region": "theirs"}])
     sink = only_sink(job)
     assert job.snapshots()[0]["snapshot_id"] != ours
-    sink.newest_table().expire(timedelta(0), 1, ours)
+    sink.newest_table().upkeep().expire(timedelta(0), 1, ours)
     assert ours in {snapshot["snapshot_id"] for snapshot in job.snapshots()}
     changes.write(1)
     job.run()
@@ -961,7 +956,7 @@ def test_expiry_keeps_the_snapshot_of_the_position(spark: SparkSession, tmp_path
     assert sink.end_rewrite(begun) is not None
     job.append([{"id": 101, "region": "theirs"}])
     assert sink.oldest_needed(timedelta(0), 1) == ours
-    sink.newest_table().expire(timedelta(0), 1, ours)
+    sink.newest_table().upkeep().expire(timedelta(0), 1, ours)
     changes.write(1)
     job.run()
     assert job.check_index() is not None
@@ -1191,7 +1186,7 @@ def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_p
     sink = only_sink(job)
     keep = sink.oldest_needed(timedelta(0), 1)
     assert keep is not None
-    assert sink.newest_table().expire(timedelta(0), 1, keep) > 0
+    assert sink.newest_table().upkeep().expire(timedelta(0), 1, keep) > 0
     left = {snapshot["snapshot_id"] for snapshot in job.snapshots()}
     assert tagged in left
     assert len(left) == 3, "it, and those of the index and of the position"
@@ -1201,7 +1196,7 @@ def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_p
     assert [{"id": row["id"], "region": row["region"]} for row in old] == at_tag
     job.java_table().manageSnapshots().removeTag("kept").commit()
     sink = only_sink(job)
-    assert sink.newest_table().expire(timedelta(0), 1, sink.oldest_needed(timedelta(0), 1)) > 0
+    assert sink.newest_table().upkeep().expire(timedelta(0), 1, sink.oldest_needed(timedelta(0), 1)) > 0
     assert job.rows() == by_pyiceberg(job) == expected
     assert job.unreferenced_files() == []
 
@@ -1219,11 +1214,11 @@ def test_files_of_a_commit_that_is_still_to_come_are_no_orphans(spark: SparkSess
     config = replace(job, sink_id="other", index_location=str(tmp_path / "other")).config()
     other = Catalogs(spark, config).load(job.target)
     assert isinstance(other, IcebergTable)
-    assert other.remove_orphans(timedelta(days=1)) == []
+    assert other.upkeep().remove_orphans(timedelta(days=1)) == []
     assert sink.end_rewrite(begun) is not None
     changes.write(1)
     removed = list[str]()
-    with before_commit(lambda: removed.extend(other.remove_orphans(timedelta(days=1)))):
+    with before_commit(lambda: removed.extend(other.upkeep().remove_orphans(timedelta(days=1)))):
         job.run()
     assert removed == []
     assert job.rows() == by_pyiceberg(job) == changes.expected()
@@ -1410,16 +1405,16 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
         int(row[0]) for row in spark.sql(f"SELECT file_size_in_bytes FROM {job.target}.data_files").collect()
     )
     limits = CompactionLimits(2, 0.1, 2, 1 << 40)
-    would = table.compact(limits, dry_run=True)
+    would = table.upkeep().compact(limits, dry_run=True)
     assert would is not None
     assert would[0].touched > 2
-    assert table.compact(replace(limits, most_bytes=sizes[0] - 1)) is None
-    assert table.compact(replace(limits, fewest_opened=1000)) is None
-    assert table.compact(replace(limits, where="id < 0")) is None
+    assert table.upkeep().compact(replace(limits, most_bytes=sizes[0] - 1)) is None
+    assert table.upkeep().compact(replace(limits, fewest_opened=1000)) is None
+    assert table.upkeep().compact(replace(limits, where="id < 0")) is None
 
     changes.write(2)
     job.run()
-    done = table.compact(replace(limits, most_bytes=sizes[-1] + sizes[-2]))  # it knows nothing of the last two
+    done = table.upkeep().compact(replace(limits, most_bytes=sizes[-1] + sizes[-2]))  # it knows nothing of the last two
     assert done is not None
     assert done[0].touched == 2, "the budget is kept, whichever files these are"
     assert done[1] == 0
@@ -1451,7 +1446,9 @@ def test_a_compaction_of_all_files_keeps_deletes_that_came_meanwhile(
     job.write([("-D", {"id": 1, "region": "eu"}), ("-D", {"id": 4, "region": "eu"})])
     job.write([("+I", {"id": 9, "region": "us"})])
     job.run()
-    done = table.compact(CompactionLimits(2, 0.1, 2, 1 << 40, 0))  # it knows nothing of the last two micro-batches
+    done = table.upkeep().compact(
+        CompactionLimits(2, 0.1, 2, 1 << 40, 0)
+    )  # it knows nothing of the last two micro-batches
     assert done is not None
     assert done[0].touched > 2
     assert [row["id"] for row in job.rows()] == [0, 2, 3, 5, 9]
@@ -1535,8 +1532,8 @@ def test_the_command_merges_small_files_of_a_table_that_only_grows(
         replace(limits, fewest_opened=10),
         replace(limits, where="region = 'x'"),
     ):
-        assert table.compact(none) is None
-    done = table.compact(replace(limits, most_bytes=2 * size))
+        assert table.upkeep().compact(none) is None
+    done = table.upkeep().compact(replace(limits, most_bytes=2 * size))
     assert done is None or (done[0].touched, done[1]) == (2, 0)
     (would,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     job.table = {"maintenance": {"rewrite": {"min-input-files": 2}}}

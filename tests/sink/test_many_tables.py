@@ -35,9 +35,9 @@ from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
 from sink.spark import task
 from sink.spark.versions import to_arrow
-from sink.targets.base import ChangeSet
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.values import ChangeSet
 from tests.sink.harness import check_partitions_of_deletes, merging_soon
 from tests.sink.test_kafka import Running
 from tests.stack.kafka import Kafka

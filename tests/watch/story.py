@@ -5,7 +5,7 @@ from collections.abc import Iterable
 from sink.run import observer
 from sink.run.observer import Event, Files
 from sink.sources.source import Behind
-from sink.targets.base import FileCounts
+from sink.targets.values import FileCounts
 from sink.watch.state import State
 
 

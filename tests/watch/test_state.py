@@ -8,7 +8,7 @@ import tracemalloc
 import pytest
 
 from sink.run import observer
-from sink.targets.base import FileCounts
+from sink.targets.values import FileCounts
 from sink.watch import state as watched
 from sink.watch.history import POINTS, STEP, Series
 from tests.watch.story import Clock, lags, micro_batch, new_state, opened, tell

@@ -13,12 +13,12 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message, message_of
-from sink.targets.base import NO_FLOATS
 from sink.targets.delta.log import DeltaLog
 from sink.targets.delta.storage import storage_properties
 from sink.targets.delta.table import DeltaTable
 from sink.targets.delta.table_properties import required
 from sink.targets.own_state import CREATED_BY, cleaned_property
+from sink.targets.values import NO_FLOATS
 
 _DEFAULTS = {
     # At each commit of this interval, Delta counts all files, for which it makes the table's state from the log. That

@@ -12,7 +12,6 @@ from typing import Any
 
 from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import RowdeltaError
-from sink.targets.base import ChangeSet, Committer, CommitUnknownError, Rewrite, TableChangedError
 from sink.targets.delta.live_files import Add
 from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
 from sink.targets.delta.new_vectors import remove_of
@@ -20,6 +19,8 @@ from sink.targets.delta.state import DeltaState
 from sink.targets.delta.tags import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.retries import Retries
+from sink.targets.seam import Committer
+from sink.targets.values import ChangeSet, CommitUnknownError, Rewrite, TableChangedError
 
 _RETRIES, _SHORTEST, _LONGEST = 20, 0.05, 10.0
 """Delta has no settings for this. A commit takes a tenth of a second, so a writer each second is met now and then."""

@@ -33,8 +33,8 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 from sink.errors import ConfigError, RolledBackError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
-from sink.targets.base import CommitUnknownError
 from sink.targets.locations import in_pattern
+from sink.targets.values import CommitUnknownError
 
 _DELTA = "org.apache.spark.sql.delta"
 _ACTIONS = {

@@ -17,11 +17,11 @@ from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
 from sink.spark.deletes import unite_deletes
-from sink.targets.base import WrittenDeletes
 from sink.targets.delta.live_files import Add, relative
 from sink.targets.delta.statistics import with_wide_bounds
 from sink.targets.delta.uniting import Before, unite
 from sink.targets.delta.writers import DeltaTableSpec
+from sink.targets.values import WrittenDeletes
 
 
 def write_deletes(
@@ -32,7 +32,7 @@ def write_deletes(
     live: Mapping[str, Add],
     created: list[str],
 ) -> WrittenDeletes:
-    """See `Target.delete_rows`.
+    """See `Table.delete_rows`.
 
     :param name: name of the table, for messages.
     :param live: the live files where the rows were looked up, by decoded path.

@@ -3,25 +3,27 @@
 import json
 import logging
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
 from changelog.amounts import amount, sized
-from sink.targets.base import Compacted, CompactionLimits
 from sink.targets.delta.live_files import full
 from sink.targets.delta.state import DeltaState
+from sink.targets.upkeep_values import Compacted, CompactionLimits
 
 log = logging.getLogger("rowdelta")
 
 
-def compact_files(table: DeltaState, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
-    """See `Target.compact`. `limits.where` may name partition columns only. In a clustered table OPTIMIZE orders rows
+def compact_files(
+    table: DeltaState, limits: CompactionLimits, files_where: Callable[[str], frozenset[str]], *, dry_run: bool
+) -> tuple[Compacted, int] | None:
+    """See `Upkeep.compact`. `limits.where` may name partition columns only. In a clustered table OPTIMIZE orders rows
     too, however many bytes that takes, so such a table is left to its owner.
     """
     started = time.monotonic()
     if table.clustering():
         return None
     target = limits.target_file_size or table.spec.target_file_size
-    only = None if limits.where is None else table.files_where(limits.where)
+    only = None if limits.where is None else files_where(limits.where)
     below, partitions = limits.small_below(target), dict[str, list[int]]()
     for path, add in table.live.items():
         if int(add["size"]) < below and (only is None or full(table.spec.location, path) in only):

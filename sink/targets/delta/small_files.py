@@ -10,17 +10,17 @@ from typing import Any
 
 from deltawriters.content import SmallFile
 from sink.targets import merge_levels
-from sink.targets.base import Mergeable, MergeCandidates, Rewritable
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import remove_of, stated_rows
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.state import DeltaState
 from sink.targets.delta.tags import DELETED_AT, SCHEMA, WRITER, schema_tag
 from sink.targets.notes import MINOR, SINK_ID
+from sink.targets.upkeep_values import Mergeable, MergeCandidates, Rewritable
 
 
 def rewritables(table: DeltaState) -> Iterator[list[Rewritable]]:
-    """See `Target.rewritables`."""
+    """See `Upkeep.rewritables`."""
     yield [file for file in counted(table) if is_clear(table.spec.partitioning, json.loads(file.partition))]
 
 
@@ -46,7 +46,7 @@ def _settled(table: DeltaState, add: Mapping[str, Any]) -> int:
 
 
 def candidates(table: DeltaState, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
-    """See `Target.merge_candidates`."""
+    """See `Upkeep.merge_candidates`."""
     spec, sink_id = table.spec, prefix.removeprefix("rowdelta.")
     schema = schema_tag(spec.schema)
     number = int(table.property(f"{prefix}.merges") or 0) + 1

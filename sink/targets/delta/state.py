@@ -20,13 +20,14 @@ from pyspark.sql import types as T
 from changelog.amounts import amounts
 from changelog.spec import ColumnSpec
 from sink.errors import TableError
-from sink.targets.base import OF_POSITION, FileCounts, LastCommit, StoredPosition, Target
-from sink.targets.delta.live_files import LiveFiles
+from sink.targets.delta.live_files import LiveFiles, full
 from sink.targets.delta.log import CLONE, Commit, DeltaLog, Snapshot, made_and_taken_back
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.tags import POSITION, VECTOR, WRITER
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.locations import check_location
+from sink.targets.seam import Table
+from sink.targets.values import OF_POSITION, FileCounts, LastCommit, StoredPosition
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -51,7 +52,7 @@ class Layout:
     features: frozenset[str]
 
 
-class DeltaState(Target):
+class DeltaState(Table):
     """One Delta table as its log has it. Its snapshot ids are versions.
 
     :param name: catalog.namespace.table.
@@ -72,7 +73,7 @@ class DeltaState(Target):
         self.spark = spark
         self.name = name
         self.log = log
-        self._frame = frame
+        self.rows_in = frame
         self._io_properties = tuple(io_properties.items())
         self._live = LiveFiles(log)
         self._spec: tuple[Layout, DeltaTableSpec] | None = None
@@ -118,6 +119,10 @@ class DeltaState(Target):
     def live(self) -> Mapping[str, Mapping[str, Any]]:
         """The content of each live file's `add`, by decoded path."""
         return self._live.at(self._snapshot.version)
+
+    def full_path(self, path: str) -> str:
+        """The full path of a data file, as tasks name it."""
+        return full(self.log.path, path)
 
     def property(self, name: str) -> str | None:
         domain, _, key = name.rpartition(".")

@@ -4,23 +4,18 @@ import functools
 import logging
 from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
 from typing import Any
-from uuid import uuid4
 
 import pyarrow as pa
 import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
-from pyspark.sql import Column, DataFrame
-from pyspark.sql import functions as F
 
 from changelog.amounts import amount, amounts
 from deltawriters.keyindex import IndexedFile
-from sink.spark import versions as spark_versions
-from sink.targets.base import LiveFile, TableChanges
 from sink.targets.iceberg.compaction import COMPACTION
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.values import LiveFile, TableChanges
 
 log = logging.getLogger("rowdelta")
 
@@ -40,7 +35,7 @@ class Changes:
         self._base = base
 
     def since(self, included: set[int]) -> TableChanges | None:
-        """See `Target.changes_since`."""
+        """See `Table.changes_since`."""
         current = self._table.snapshot_id()
         if current == self._base and not included:
             return TableChanges()
@@ -136,30 +131,6 @@ def live_files(table: JavaTable) -> Iterator[LiveFile]:
     return _planned(table, table.java.newScan()) if table.snapshot_id() is not None else iter(())
 
 
-@contextmanager
-def rows_of(table: JavaTable, files: Sequence[LiveFile]) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
-    """See `Target.rows_of`. On Spark 4.1 the whole table is read, and rows of other files are left out."""
-    paths = [file.path for file in files]
-    if not spark_versions.installed().known.reads_scan_tasks:
-        current = table.current_snapshot()
-        assert current is not None, "there are files"
-        frame = table.with_current_columns(table.frame_at(current.snapshot_id, "*, _file, _pos"), current.snapshot_id)
-        if current.summary.get("total-data-files") != str(len(set(paths))):
-            frame = frame.where(F.col("_file").isin(paths))
-        yield frame, F.col("_file"), F.col("_pos"), paths
-        return
-    tasks = table.jvm.java.util.ArrayList()
-    for file in files:
-        tasks.add(_scan(file))
-    manager, name = table.iceberg.spark.ScanTaskSetManager.get(), uuid4().hex
-    manager.stageTasks(table.java, name, tasks)
-    try:
-        frame = table.spark.read.option("scan-task-set-id", name).table(table.name)
-        yield frame, F.col("_file"), F.col("_pos"), paths
-    finally:
-        manager.removeTasks(table.java, name)
-
-
 def _planned(table: JavaTable, plan: JavaObject) -> Iterator[LiveFile]:
     return (_described_scan(table, scan) for scan in table.elements(plan.planFiles()))
 
@@ -188,7 +159,7 @@ def indexed(table: JavaTable, data: Mapping[str, Any]) -> IndexedFile:
     return IndexedFile(data["file-path"], data["spec-id"], dict(values))
 
 
-def _scan(file: LiveFile) -> JavaObject:
+def scan_of(file: LiveFile) -> JavaObject:
     """Iceberg's scan task that reads a live file."""
     return file.handle[0]
 

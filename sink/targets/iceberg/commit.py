@@ -22,18 +22,12 @@ from py4j.java_gateway import JavaObject
 from deltawriters.content import FileContent
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
-from sink.targets.base import (
-    OF_POSITION,
-    ChangeSet,
-    Committer,
-    CommitUnknownError,
-    Rewrite,
-    TableChangedError,
-)
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.state import Layout
 from sink.targets.retries import Retries
+from sink.targets.seam import Committer
+from sink.targets.values import OF_POSITION, ChangeSet, CommitUnknownError, Rewrite, TableChangedError
 
 log = logging.getLogger("rowdelta")
 

@@ -17,8 +17,8 @@ from py4j.java_gateway import JavaObject
 from changelog.amounts import amount, sized
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import Compacted, CompactionFailedError, CompactionLimits
 from sink.targets.iceberg.java_table import JavaTable
+from sink.targets.upkeep_values import Compacted, CompactionFailedError, CompactionLimits
 
 log = logging.getLogger("rowdelta")
 
@@ -70,7 +70,7 @@ class _Due:
 
 
 def compact_files(table: JavaTable, limits: CompactionLimits, *, dry_run: bool) -> tuple[Compacted, int] | None:
-    """See `Target.compact`. Delete files that no longer apply to anything aren't looked for: Iceberg's own procedure
+    """See `Upkeep.compact`. Delete files that no longer apply to anything aren't looked for: Iceberg's own procedure
     for that would drop deletes that reach into all partitions, and the stream may write some meanwhile.
     """
     started = time.monotonic()

@@ -32,7 +32,7 @@ _MOST_MANIFESTS = 500
 
 
 def dangling_deletes(table: JavaTable) -> list[JavaObject]:
-    """See `Target.dangling_deletes`."""
+    """See `Upkeep.dangling_deletes`."""
     last = table.current_snapshot()
     if last is None or last.summary.get("total-delete-files") == "0":
         return []

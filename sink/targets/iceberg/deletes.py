@@ -11,10 +11,10 @@ from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink.errors import TableError
 from sink.spark.deletes import unite_deletes
-from sink.targets.base import WrittenDeletes
 from sink.targets.iceberg.position_deletes import write_position_deletes
 from sink.targets.iceberg.uniting import Before, unite
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.values import WrittenDeletes
 
 _BYTES_A_ROW = 8
 """Cost of a row in a v2 delete file, in bytes of a vector that take as long to unite."""
@@ -30,7 +30,7 @@ def write_deletes(
     parquet_deletes: Mapping[str, Sequence[str]],
     created: list[str],
 ) -> WrittenDeletes:
-    """See `Target.delete_rows`.
+    """See `Table.delete_rows`.
 
     :param table_name: for messages.
     :raises TableError: a vector is damaged, so nothing tells which rows of its file are live.

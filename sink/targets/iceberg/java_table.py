@@ -8,8 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from py4j.java_gateway import JavaObject
-from pyspark.sql import DataFrame, SparkSession
-from pyspark.sql import functions as F
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
@@ -17,17 +16,15 @@ from sink.errors import TableError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.type_names import width_of_iceberg
-from sink.targets.base import (
-    OF_POSITION,
-    Target,
-    no_condition,
-)
 from sink.targets.iceberg.bridge import Bridge
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.state import IcebergState, Layout, stored, written_properties
 from sink.targets.iceberg.storage_access import OWN_CLIENTS, StorageAccess, check_storage
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.seam import Table
+from sink.targets.upkeep_values import no_condition
+from sink.targets.values import OF_POSITION
 
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
@@ -63,7 +60,7 @@ class _View:
         return self._current[0]
 
 
-class JavaTable(Bridge, IcebergState, Target):
+class JavaTable(Bridge, IcebergState, Table):
     """One table as Iceberg's Java library has it. Views of its metadata are cached until `refresh` or `look`.
 
     :param load: asks the catalog for the table again, and so for new credentials.
@@ -202,10 +199,10 @@ class JavaTable(Bridge, IcebergState, Target):
     def condition(self, text: str) -> JavaObject:
         """A condition in Spark SQL as Iceberg's expression, which the procedures' `where` becomes in the same way.
 
-        :raises ConfigError: see `Target.files_where`.
+        :raises ConfigError: see `Upkeep.files_where`.
         """
         try:
-            self.frame(self.spark).where(text)  # which says best what is wrong
+            self.spark.table(quoted_name(self.name)).where(text)  # which says best what is wrong
             converter = self.jvm.org.apache.spark.sql.execution.datasources.SparkExpressionConverter
             found = converter.collectResolvedSparkExpression(self.spark._jsparkSession, quoted_name(self.name), text)
             return converter.convertToIcebergExpression(found)
@@ -316,39 +313,6 @@ class JavaTable(Bridge, IcebergState, Target):
         except JAVA_ERRORS as error:
             raise table_error(self.name, error) from None
         self.look()
-
-    def frame(self, spark: SparkSession) -> DataFrame:
-        return spark.table(quoted_name(self.name))
-
-    def frame_at(self, snapshot_id: int, columns: str = "*") -> DataFrame:
-        # not Iceberg's option snapshot-id, which Spark 4.1 refuses
-        return self.spark.sql(f"SELECT {columns} FROM {quoted_name(self.name)} VERSION AS OF {snapshot_id}")
-
-    def current_frame(self, snapshot_id: int) -> DataFrame:
-        return self.with_current_columns(self.frame_at(snapshot_id), snapshot_id)
-
-    def with_current_columns(self, frame: DataFrame, snapshot_id: int) -> DataFrame:
-        """Rows of a snapshot with the columns, names and types that the table has now. A read at a snapshot has those
-        of that time (`SnapshotUtil.schemaFor`), and an ALTER makes no snapshot.
-
-        :param frame: what `frame_at` returns. Columns that aren't the table's stay, behind the others.
-        """
-        now, number = self.java.schema(), self.java.snapshot(snapshot_id).schemaId()
-        if number is None or int(number) == int(now.schemaId()):
-            return frame
-        earlier = {
-            int(field.fieldId()): str(field.name())
-            for field in self.elements(self.java.schemas().get(number).columns())
-        }
-        columns = []
-        for field, column in zip(self.elements(now.columns()), self.columns(), strict=True):
-            name = earlier.get(int(field.fieldId()))
-            values = F.lit(None) if name is None else F.col(quoted(name))
-            if name is None or frame.schema[name].dataType != column.type:
-                values = values.cast(column.type)
-            columns.append(values.alias(column.name))
-        others = [name for name in frame.columns if name not in earlier.values()]
-        return frame.select(*columns, *map(quoted, others))
 
 
 def quoted_name(name: str) -> str:

@@ -11,17 +11,17 @@ from py4j.java_gateway import JavaObject
 from deltawriters.content import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.targets.base import AppliedDeletes, EqualityDeleted, MergedDeletes, Rewritable
 from sink.targets.iceberg.changes import indexed
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
+from sink.targets.upkeep_values import AppliedDeletes, EqualityDeleted, MergedDeletes, Rewritable
 
 _MOST_FILES = 20_000
 """More files aren't looked at at once: each takes a tenth of a millisecond in which micro-batches wait."""
 
 
 def rewritables(table: JavaTable) -> Iterator[list[Rewritable]]:
-    """See `Target.rewritables`."""
+    """See `Upkeep.rewritables`."""
     try:
         all_scans = table.current_scans()
         for start, end in _parts(int(all_scans.size())):
@@ -103,7 +103,7 @@ def _is_mergeable(spec: IcebergTableSpec, delete: Mapping[str, Any]) -> bool:
 
 
 def handles(table: JavaTable, paths: Collection[str]) -> Sequence[JavaObject]:
-    """See `Target.handles`. Vectors aren't among what is returned: the key index knows them."""
+    """See `Upkeep.handles`. Vectors aren't among what is returned: the key index knows them."""
     scans, wanted = table.current_scans(), set(paths)
     found = list[JavaObject]()
     for number, path in enumerate(table.scanned_paths(scans)):
@@ -118,7 +118,7 @@ def handles(table: JavaTable, paths: Collection[str]) -> Sequence[JavaObject]:
 def merge_deletes(
     table: JavaTable, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
 ) -> MergedDeletes | None:
-    """See `Target.merge_deletes`."""
+    """See `Upkeep.merge_deletes`."""
     scans = table.current_scans()
     live = table.scanned_paths(scans)
     own = {number: path for number, path in enumerate(live) if path in data_files}
@@ -139,7 +139,7 @@ def merge_deletes(
 
 
 def equality_deleted(table: JavaTable) -> EqualityDeleted | None:
-    """See `Target.equality_deletes`. The delete files come from the manifests: a scan doesn't have those that apply to
+    """See `Upkeep.equality_deletes`. The delete files come from the manifests: a scan doesn't have those that apply to
     no data file, such as the first one of a partition, and some engines refuse a table for such a file too.
     """
     try:

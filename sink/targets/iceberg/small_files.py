@@ -14,10 +14,10 @@ from deltawriters.content import SmallFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
-from sink.targets.base import Mergeable, MergeCandidates
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.notes import MINOR, REWRITE, SINK_ID
+from sink.targets.upkeep_values import Mergeable, MergeCandidates
 
 _MOST_KNOWN = 1000
 """The files of this many snapshots are remembered. A minor compaction never looks back so far."""
@@ -56,7 +56,7 @@ class SmallFiles:
         self._known_as: object = None
 
     def search(self, spec: IcebergTableSpec, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
-        """See `Target.merge_candidates`."""
+        """See `Upkeep.merge_candidates`."""
         layout = spec.current_spec_id, spec.format_version
         if self._known_as != layout or len(self._known) > _MOST_KNOWN:
             self._known, self._known_as = {}, layout

@@ -16,11 +16,13 @@ from typing import TYPE_CHECKING, Any
 from changelog.amounts import amounts
 from deltawriters.ordering import RowOrder
 from sink.errors import TableError
-from sink.targets.base import NO_FLOATS, FileCounts, LastCommit, StoredPosition, TableState, Upkeep
 from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES
 from sink.targets.locations import check_location
 from sink.targets.notes import REWRITE
+from sink.targets.seam import TableView
+from sink.targets.upkeep_values import UpkeepFacts
+from sink.targets.values import NO_FLOATS, FileCounts, LastCommit, StoredPosition
 
 if TYPE_CHECKING:
     from sink.config import TableSection
@@ -58,7 +60,7 @@ class Layout:
     format_version: int
 
 
-class IcebergState(TableState):
+class IcebergState(TableView):
     """An Iceberg table as it was when it was read."""
 
     snapshot_word = "snapshot"
@@ -124,14 +126,14 @@ class IcebergState(TableState):
         counts = amounts(totals, "no data files")
         return LastCommit(current.snapshot_id, current.timestamp_ms, counts, _live(current.summary))
 
-    def upkeep(self) -> Upkeep | None:
+    def facts(self) -> UpkeepFacts | None:
         current = self.current_snapshot()
         if current is None or not set(_TOTALS) <= current.summary.keys():
             return None
         files, size, rows, deleted, equality = (int(current.summary[name]) for name in _TOTALS)
         known = sorted(self.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
         last = next((snapshot for snapshot in reversed(known) if REWRITE in snapshot.summary), None)
-        return Upkeep(
+        return UpkeepFacts(
             data_files=files,
             size_in_bytes=size,
             rows=rows,

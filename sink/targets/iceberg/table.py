@@ -5,48 +5,28 @@ sequence numbers and manifests.
 """
 
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager
-from datetime import timedelta
 from typing import Any
 
 from py4j.java_gateway import JavaObject
-from pyspark.sql import Column, DataFrame, SparkSession
+from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from deltawriters.old_rows import DeletedRows
-from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class
-from sink.targets.base import (
-    Compacted,
-    CompactionLimits,
-    EqualityDeleted,
-    LiveFile,
-    MergeCandidates,
-    MergedDeletes,
-    Rewritable,
-    TableChanges,
-    TouchedFiles,
-    WrittenDeletes,
-)
-from sink.targets.iceberg.changes import Changes, live_files, rows_of
+from sink.targets.iceberg.changes import Changes, live_files
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.iceberg.compaction import compact_files
-from sink.targets.iceberg.dangling import dangling_deletes
 from sink.targets.iceberg.deletes import write_deletes
 from sink.targets.iceberg.errors import table_error
 from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
-from sink.targets.iceberg.history import IcebergHistory
-from sink.targets.iceberg.housekeeping import expire_snapshots, has_expired, remove_orphans, stored_at
-from sink.targets.iceberg.java_table import JavaTable, quoted_name
-from sink.targets.iceberg.rewritables import equality_deleted, handles, merge_deletes, rewritables
-from sink.targets.iceberg.small_files import SmallFiles
+from sink.targets.iceberg.java_table import JavaTable
+from sink.targets.iceberg.reader import IcebergReader
 from sink.targets.iceberg.touched_files import touched_files
+from sink.targets.iceberg.upkeep import IcebergUpkeep
 from sink.targets.locations import in_one_form
+from sink.targets.values import LiveFile, TableChanges, TouchedFiles, WrittenDeletes
 
 _ATTEMPTS = 5
 """To add a spec, while others commit."""
-_REMOVED = "rowdelta_removed"
-"""A view with rows to remove."""
 
 
 class IcebergTable(JavaTable):
@@ -56,10 +36,8 @@ class IcebergTable(JavaTable):
         self, spark: SparkSession, name: str, table: JavaObject, load: Callable[[], JavaObject] | None = None
     ) -> None:
         super().__init__(spark, name, table, load)
-        self._small_files = SmallFiles(self)
-
-    def files_where(self, condition: str) -> frozenset[str]:
-        return frozenset(self.scanned_paths(self.current_scans(self.condition(condition))))
+        self._upkeep = IcebergUpkeep(self)
+        self._reader = IcebergReader(self)
 
     def expired_snapshots(self) -> ExpiredSnapshots:
         return ExpiredSnapshots(self)
@@ -142,43 +120,8 @@ class IcebergTable(JavaTable):
     def changes_since(self, base: int | None, included: set[int]) -> TableChanges | None:
         return Changes(self, base).since(included)
 
-    def history(self, prefix: str) -> IcebergHistory:
-        sink_id = prefix.removeprefix("rowdelta.")
-        return IcebergHistory(self.name, self.metadata(), sink_id, lambda number: self.position_in(number, prefix))
-
-    def remove_rows(self, rows: DataFrame, columns: Sequence[str]) -> Exception | None:
-        same = " AND ".join(f"kept.{quoted(name)} <=> removed.{quoted(name)}" for name in columns)
-        rows.createOrReplaceTempView(_REMOVED)
-        try:
-            self.spark.sql(
-                f"DELETE FROM {quoted_name(self.name)} AS kept "
-                f"WHERE EXISTS (SELECT 1 FROM {_REMOVED} AS removed WHERE {same})"
-            )
-        except JAVA_ERRORS as error:
-            if java_class(error) not in ("ValidationException", "CommitFailedException"):
-                raise
-            return error
-        finally:
-            self.spark.catalog.dropTempView(_REMOVED)
-        return None
-
-    def frame_of_commit(self, snapshot_id: int) -> DataFrame | None:
-        snapshot = self.java.snapshot(snapshot_id)
-        if snapshot is None:
-            return None
-        parent = snapshot.parentId()
-        if parent is None:
-            return self.frame_at(snapshot_id)
-        reader = self.spark.read.option("start-snapshot-id", str(parent)).option("end-snapshot-id", str(snapshot_id))
-        return reader.table(quoted_name(self.name))
-
     def live_files(self) -> Iterator[LiveFile]:
         return live_files(self)
-
-    def rows_of(
-        self, files: Sequence[LiveFile], columns: Sequence[str]
-    ) -> AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]:
-        return rows_of(self, files)
 
     def delete_rows(
         self,
@@ -198,45 +141,14 @@ class IcebergTable(JavaTable):
             return None
         return "inside the table's own folder, where Iceberg's remove_orphan_files deletes it"
 
-    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
-        return self._small_files.search(self.spec, prefix, is_enough)
-
-    def rewritables(self) -> Iterator[list[Rewritable]]:
-        return rewritables(self)
-
-    def handles(self, paths: Collection[str]) -> Sequence[JavaObject]:
-        return handles(self, paths)
-
-    def merge_deletes(
-        self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
-    ) -> MergedDeletes | None:
-        return merge_deletes(self, paths, data_files, files)
-
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
     ) -> tuple[Sequence[str], WrittenDeletes]:
         written = write_deletes(self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, created)
         return files, written
 
-    def equality_deletes(self) -> EqualityDeleted | None:
-        last = self.current_snapshot()
-        has_any = last is not None and last.summary.get("total-equality-deletes", "0") != "0"
-        return equality_deleted(self) if has_any else None
+    def upkeep(self) -> IcebergUpkeep:
+        return self._upkeep
 
-    def dangling_deletes(self) -> Sequence[JavaObject]:
-        return dangling_deletes(self)
-
-    def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
-        return has_expired(self, older_than, retain_last, keep)
-
-    def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
-        return expire_snapshots(self, older_than, retain_last, keep)
-
-    def stored_at(self) -> int:
-        return stored_at(self)
-
-    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
-        return remove_orphans(self, older_than, dry_run=dry_run)
-
-    def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
-        return compact_files(self, limits, dry_run=dry_run)
+    def reader(self) -> IcebergReader:
+        return self._reader

@@ -8,13 +8,13 @@ from py4j.java_gateway import JavaObject
 
 from deltawriters.content import TouchedFile
 from deltawriters.keyindex.versions import IndexLostError
-from sink.targets.base import TouchedFiles
 from sink.targets.iceberg.changes import deleted_from, indexed
 from sink.targets.iceberg.java_table import JavaTable
+from sink.targets.values import TouchedFiles
 
 
 def touched_files(table: JavaTable, paths: Collection[str]) -> TouchedFiles:
-    """See `Target.touched_files`."""
+    """See `Table.touched_files`."""
     scans = table.as_list(table.java.newScan().useSnapshot(table.snapshot_id()).planFiles())
     live = table.scanned_paths(scans)
     places = {path: number for number, path in enumerate(live) if path in paths}
