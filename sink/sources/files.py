@@ -43,7 +43,7 @@ from sink.config import Config, TableSection
 from sink.errors import DataError, RowdeltaError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.directories import ChangeFile, Directories, is_beyond
-from sink.sources.source import Position, Stream, TableBatch
+from sink.sources.source import Position, Stream, TableBatch, WholeFile
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.session import activate
 
@@ -223,16 +223,19 @@ class FilesSource(Directories):
                 count += left >= 0
         return files[: max(count, 1)]
 
-    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, str] | None:
-        """Paths of the files, each with the spelling of Spark's reader, if tasks can read them whole. None if an
-        option, a path or a size needs Spark's reader.
+    def _read_whole(self, footers: Mapping[str, "_Footer"]) -> dict[str, WholeFile] | None:
+        """The files by their paths, if tasks can read them whole. None if an option, a path or a size needs Spark's
+        reader.
         """
-        files = {self._decoded(path): re.sub(_LOCAL, "file:/", path) for path in footers}
+        files = {
+            self._decoded(path): WholeFile(re.sub(_LOCAL, "file:/", path), footer.bytes)
+            for path, footer in footers.items()
+        }
         is_simple = (
             self._dates_as_written
             and set(self._config.source.options) <= _CHOOSING_OPTIONS
             and not any(_SPECIAL.search(path) for path in files)
-            and all(footer.bytes <= MOST_BYTES for footer in footers.values())
+            and all(file.bytes <= MOST_BYTES for file in files.values())
         )
         return files if is_simple else None
 

@@ -51,6 +51,18 @@ class SharedRead:
 
 
 @dataclass(frozen=True)
+class WholeFile:
+    """A file that tasks can read as bytes.
+
+    :param source: its path as Spark's reader spells it.
+    :param bytes: its size.
+    """
+
+    source: str
+    bytes: int
+
+
+@dataclass(frozen=True)
 class TableBatch:
     """A table's part of a micro-batch.
 
@@ -60,7 +72,7 @@ class TableBatch:
     :param changes: changelog rows, if the records are already decoded.
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
-    :param files: the Parquet files in their order, if tasks can read them whole: path -> as Spark's reader spells it.
+    :param files: the Parquet files in their order by their paths, if tasks can read them whole.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """
 
@@ -70,7 +82,7 @@ class TableBatch:
     changes: "DataFrame | None" = None
     declared: "Mapping[str, T.StructType] | None" = None
     share: SharedRead | None = None
-    files: Mapping[str, str] | None = None
+    files: Mapping[str, WholeFile] | None = None
     more: bool = False
 
 

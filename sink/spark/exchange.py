@@ -59,6 +59,13 @@ def packed(
         yield from _parts(rows, np.concatenate([[0], ends]).tolist())
 
 
+def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
+    """Only those of the `changes` that `packed` would send to task `number`."""
+    for batch in changes:
+        own = pa.array(owner(batch.column(HASH).to_numpy().view(np.uint64), tasks) == number)
+        yield (batch if keep_hash else batch.drop_columns([HASH])).filter(own)
+
+
 def in_arrow(rows: DataFrame, step: Step, schema: str | T.StructType) -> DataFrame:
     """`mapInArrow` for any callable. Spark itself accepts only functions."""
     return rows.mapInArrow(lambda batches: told(step)(batches), schema)
@@ -101,6 +108,14 @@ def files_exchanged(whole: "RDD[tuple[str, bytes]]", route: FileStep, tasks: int
         jvm.org.apache.spark.api.python.PythonRDD.valueOfPair(pairs), whole.context, NoOpSerializer()
     )
     return parts.mapPartitions(lambda part: _as_tuples(told(then)(_unpacked(part))))
+
+
+def files_by_each(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:
+    """Run `step` on all files in each task, without a shuffle. `step` has to leave out the other tasks' rows.
+
+    A task's number is the number of its partition. Each task reads the files for itself.
+    """
+    return whole.context.union([whole.coalesce(1)] * tasks).mapPartitions(lambda part: _as_tuples(told(step)(part)))
 
 
 def files_written(whole: "RDD[tuple[str, bytes]]", tasks: int, step: FileStep) -> Results:

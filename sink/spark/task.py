@@ -37,7 +37,7 @@ from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
 from deltawriters.table import FileFactory
-from sink.spark.exchange import Step, packed
+from sink.spark.exchange import Step, owned, packed
 from sink.spark.routing import KeyHash, is_truncate, range_of, to_all
 from sink.spark.snapshots import SnapshotRows
 
@@ -226,6 +226,7 @@ def decode_files(
     decoder: ChangelogDecoder,
     reader: FileReader,
     sources: Mapping[str, str],
+    read: Accumulator[list[tuple[str, int]]],
     then: Step,
     files: Iterable[tuple[str, bytes]],
 ) -> Iterator[pa.RecordBatch]:
@@ -233,10 +234,16 @@ def decode_files(
 
     :param files: paths and contents.
     :param sources: by the files' paths how Spark's reader spells them, in the order of files.
+    :param read: collects each file's path with the checksum of what was read.
     """
     numbers = {path: number for number, path in enumerate(sources)}
-    records = (record for path, content in files for record in reader(content, sources[path], numbers[path]))
-    yield from then(decoder(records))
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for path, content in files:
+            read.add([(path, zlib.crc32(content))])
+            yield from reader(content, sources[path], numbers[path])
+
+    yield from then(decoder(records()))
     _forget_archives()
 
 
@@ -282,6 +289,15 @@ def route(
     kept = changes if combine is None else combine.combined(changes)
     yield from packed(to_all(hash_keys.added(kept), tasks), tasks, indexed, part_rows)
     _forget_archives()
+
+
+def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.RecordBatch]) -> Iterable[pa.RecordBatch]:
+    """Keep this task's share of changes that all tasks get, for `run`."""
+    if tasks == 1:
+        return hash_keys.added(changes) if indexed else changes
+    context = TaskContext.get()
+    assert context is not None
+    return owned(to_all(hash_keys.added(changes), tasks), context.partitionId(), tasks, indexed)
 
 
 def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:

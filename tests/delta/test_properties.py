@@ -93,6 +93,7 @@ def stories(draw: st.DrawFn) -> tuple[Story, When]:
         merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
         rewrites=draw(st.sampled_from(["never", "at once", "beside a micro-batch"])),
         tasks=draw(st.integers(1, 3)),
+        shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
         batch_rows=draw(st.integers(1, 5)),
         on_driver=draw(st.sampled_from(ON_DRIVER)),

@@ -18,12 +18,11 @@ from deltawriters import CardinalityError, ContentFile, DeltaOptions, DeltaWrite
 from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, high_hash
 from deltawriters.resolve import IndexResult, IndexTask
-from sink.spark.exchange import packed
+from sink.spark.exchange import owned, packed
 from sink.spark.routing import KeyHash, is_truncate, to_all
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.lake import Lake
 from tests.deltawriters.test_delta import BY_REGION, UNPARTITIONED, table_at
-from tests.memory.engine import owned
 
 ORDER = order_column(0)
 KEY = ("id",)

@@ -15,7 +15,7 @@ import pytest
 from pyspark import TaskContext
 from pyspark.accumulators import Accumulator, AccumulatorParam
 
-from changelog.rows import BAD, HASH, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, unavailable_columns
+from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, unavailable_columns
 from deltawriters import DeltaWriter, WriteResult
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
@@ -26,8 +26,9 @@ from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark import task
+from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
-from sink.spark.routing import owner, to_all
+from sink.spark.routing import to_all
 from sink.targets.loading import Tables
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
@@ -247,13 +248,6 @@ def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
         place = changes.column_names.index(UNAVAILABLE)
         changes = changes.set_column(place, UNAVAILABLE, unavailable_bits(list(lacking.T), partial))
     return changes
-
-
-def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
-    """Those of the `changes` that `sink.spark.exchange.packed` sends to task `number`."""
-    for batch in changes:
-        own = pa.array(owner(batch.column(HASH).to_numpy().view(np.uint64), tasks) == number)
-        yield (batch if keep_hash else batch.drop_columns([HASH])).filter(own)
 
 
 def _keys(file: DataFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:

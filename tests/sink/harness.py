@@ -730,9 +730,12 @@ def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
 
 
 @contextmanager
-def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, on_driver: int = 0) -> Iterator[None]:
+def tiny_thresholds(
+    flush_bytes: int, batch_rows: int, spark: SparkSession, *, shuffles: bool = True, on_driver: int = 0
+) -> Iterator[None]:
     """Let writers flush every few rows, so that a few dozen rows take the same paths as millions.
 
+    :param shuffles: shuffle also the rows of few files, which every task would read otherwise.
     :param on_driver: most bytes of deletion vectors that the driver makes.
     """
 
@@ -752,6 +755,8 @@ def tiny_thresholds(flush_bytes: int, batch_rows: int, spark: SparkSession, *, o
         patch.setattr(copy_on_write, "_LEAST", 1)
         patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
         patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
+        if shuffles:
+            patch.setattr(writing, "READ_AGAIN", -1)
         spark.conf.set(name, str(batch_rows))
         try:
             yield

@@ -4,6 +4,8 @@ import json
 import os
 import re
 import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from datetime import UTC, datetime
 from decimal import Decimal
 from pathlib import Path
@@ -13,17 +15,20 @@ from urllib.parse import unquote
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from pyspark import TaskContext
 from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.run import attempt, guards
+from sink.run import attempt, guards, writing
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
+from sink.run.writing import is_read_by_each
 from sink.run.written import sum_up
 from sink.sources import files as source_of_files
 from sink.sources.files import FilesSource
-from sink.spark import task
+from sink.sources.source import TableBatch, WholeFile
+from sink.spark import exchange, task
 from sink.spark.versions import to_arrow
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
@@ -271,10 +276,12 @@ def test_bad_rows_of_parquet_files(job: Job) -> None:
     assert b'"region":"lost"' in null_key["value"]
 
 
-@pytest.fixture(params=["one task", "shuffle", "scan"])
+@pytest.fixture(params=["one task", "every task reads all", "shuffle", "scan"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How Parquet files are read. Spark scans what is too large to be read whole."""
     monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
+    if request.param == "shuffle":
+        monkeypatch.setattr(writing, "READ_AGAIN", -1)
     if request.param == "scan":
         monkeypatch.setattr(source_of_files, "MOST_BYTES", 0)
 
@@ -294,6 +301,20 @@ def test_narrower_types_missing_columns_and_bad_rows_of_several_files(job: Job) 
     assert job.unreferenced_files() == []
 
 
+@pytest.mark.usefixtures("_way")
+def test_the_partitions_of_a_table_get_each_row_once(job: Job) -> None:
+    job.partition_by = ["region"]
+    job.sections = {"source": {"options": {"path_format": "parquet", "maxFilesPerTrigger": 3}}}
+    job.write([good(number, region="eu") for number in range(50)])
+    job.write([good(number, region="us") for number in range(25, 100)])
+    job.write_records([{"row_kind": "+I", "seq": 1000, "id": None, "region": region} for region in ("eu", "us")])
+    job.run()
+    rows = job.rows()
+    assert sorted(row["id"] for row in rows) == list(range(100))
+    assert {row["region"] for row in rows if row["id"] >= 25} == {"us"}
+    assert len(dead_letters(job)) == 2
+
+
 def test_a_file_of_the_julian_calendar_is_refused(job: Job) -> None:
     job.write([good(1)])
     path = job.write([good(2)])
@@ -305,6 +326,77 @@ def test_a_file_of_the_julian_calendar_is_refused(job: Job) -> None:
     assert job.unreferenced_files() == []
 
 
+@contextmanager
+def before_reading(change: Callable[[], Any]) -> Iterator[None]:
+    """Let somebody change a file when the micro-batch is planned, and no task has read it yet."""
+
+    def changing(paths: Any, context: Any) -> Any:
+        change()
+        return exchange.files(paths, context)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(writing, "files", changing)
+        yield
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_files_that_are_replaced_before_they_are_read_are_noticed(
+    job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if small else 0)
+    path = job.write([good(1), good(2)])
+    other = job.write([good(3)])
+    content = other.read_bytes()
+    other.unlink()
+    found = pytest.raises(TemporaryError, match=r"replaced while they were read: 2 rows were listed, and 1 read")
+    with before_reading(lambda: path.write_bytes(content)), found:
+        job.run()
+    assert job.unreferenced_files() == []
+    job.run()
+    assert ids(job) == [3]
+
+
+def test_tasks_that_read_different_files_of_one_name_are_noticed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One task may have read the old file, and another the new one, which has as many rows of each task."""
+    monkeypatch.setattr(attempt, "SMALL_BATCH", 0)
+    job.write([good(number) for number in range(20)])
+    other = job.write([good(number, region="us") for number in range(20)])
+    content = other.read_bytes()
+    other.unlink()
+    original: Any = task.decode_files
+
+    def replaced(*args: Any) -> Iterator[pa.RecordBatch]:
+        context = TaskContext.get()
+        assert context is not None
+        *rest, files = args
+        yield from original(*rest, [(path, content if context.partitionId() else old) for path, old in files])
+
+    with monkeypatch.context() as patch:
+        patch.setattr(task, "decode_files", replaced)
+        with pytest.raises(TemporaryError, match=r"replaced while they were read: 20 rows were listed, and 20 read"):
+            job.run()
+    assert job.unreferenced_files() == []
+    job.run()
+    assert {row["region"] for row in job.rows()} == {"eu"}
+
+
+@pytest.mark.parametrize("small", [True, False])
+def test_a_file_that_is_removed_before_it_is_read_is_no_loss(
+    job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
+) -> None:
+    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if small else 0)
+    job.write([good(1)])
+    path = job.write([good(2)])
+    content = path.read_bytes()
+    with before_reading(path.unlink), pytest.raises(DataError, match="is gone now"):
+        job.run()
+    assert ids(job) == [1]
+    assert job.unreferenced_files() == []
+    path.write_bytes(content)
+    job.run()
+    assert ids(job) == [1, 2]
+
+
 @pytest.mark.usefixtures("_way")
 def test_removals_of_one_key_that_tie_and_differ_in_what_they_carry(job: Job) -> None:
     job.write([good(1), good(2)])
@@ -314,6 +406,24 @@ def test_removals_of_one_key_that_tie_and_differ_in_what_they_carry(job: Job) ->
     job.write([good(3)])
     job.run()
     assert ids(job) == [2, 3]
+
+
+@pytest.mark.parametrize(
+    ("sizes", "rows", "tasks", "read_by_each"),
+    [
+        ([100 << 20], 3_000_000, 2, True),
+        ([100 << 20], 3_000_000, 4, False),
+        ([200 << 20], 3_000_000, 2, False),
+        ([200 << 20], 50_000_000, 1, True),  # there is nobody to deal it out to
+        ([20_000], 1_000_000, 200, False),  # few bytes of many rows
+        ([2_000] * 40, 20_000, 200, False),  # to open them takes its time too
+        ([2_000] * 40, 20_000, 8, True),
+    ],
+)
+def test_what_every_task_reads(sizes: list[int], rows: int, tasks: int, read_by_each: bool) -> None:
+    files = {str(number): WholeFile("", size) for number, size in enumerate(sizes)}
+    batch = TableBatch(lambda: pytest.fail("not read here"), {}, rows, files=files)
+    assert is_read_by_each(batch, tasks) == read_by_each
 
 
 @pytest.mark.parametrize("missing", ["row_kind", "seq", "id"])

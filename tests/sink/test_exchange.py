@@ -21,8 +21,10 @@ from sink.spark.exchange import (
     Results,
     exchanged,
     files,
+    files_by_each,
     files_exchanged,
     in_arrow,
+    owned,
     packed,
 )
 from sink.spark.routing import RANGES, KeyHash, owner, range_of
@@ -60,6 +62,10 @@ def test_each_row_arrives_once_at_its_owner(
             assert all(first <= int(value) < last for value in hashes)
             arrived += zip(batch.column("id").to_pylist(), batch.column("text").to_pylist(), strict=True)
     assert sorted(arrived, key=repr) == sorted(rows, key=repr)
+    for task in {part["task"] for part in parts} | {0, tasks - 1}:
+        dealt = exchange._unpacked(part["rows"] for part in parts if part["task"] == task)
+        kept = owned(hash_keys.added(batches(rows, cuts)), task, tasks, keep)
+        assert [row for b in kept for row in b.to_pylist()] == [row for b in dealt for row in b.to_pylist()]
 
 
 @given(hashes=st.lists(st.integers(0, 2**64 - 1), min_size=1), tasks=st.integers(1, RANGES))
@@ -103,6 +109,9 @@ def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: 
 
     whole = files([str(path) for path in paths], spark.sparkContext)
     _check(files_exchanged(whole, lambda contents: deal(read(contents)), 3, look))
+    for tasks in (1, 3):
+        seen = files_by_each(whole, tasks, lambda contents: look(read(contents))).collect()
+        assert sorted(seen) == [(task, number) for task in range(tasks) for number in range(10_000)]
 
 
 def _check(results: Results) -> None:

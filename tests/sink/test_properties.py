@@ -161,6 +161,7 @@ class Story:
     merges: Literal["never", "on the driver", "in tasks"] = "never"
     rewrites: Literal["never", "at once", "beside a micro-batch"] = "never"
     tasks: int = 1
+    shuffles: bool = True
     flush_bytes: int = 1
     batch_rows: int = 3
     on_driver: int = 0
@@ -204,6 +205,7 @@ def stories(draw: st.DrawFn) -> Story:
         merges=draw(st.sampled_from(["never", "on the driver", "in tasks"])),
         rewrites=draw(st.sampled_from(["never", "at once", "beside a micro-batch"])),
         tasks=draw(st.integers(1, 3)),
+        shuffles=draw(st.booleans()),
         flush_bytes=draw(st.sampled_from([1, 2000, 1 << 20])),
         batch_rows=draw(st.integers(1, 5)),
         on_driver=draw(st.sampled_from(ON_DRIVER)),
@@ -382,6 +384,7 @@ class Player:
                 story.flush_bytes,
                 story.batch_rows,
                 self.spark,
+                shuffles=story.shuffles,
                 on_driver=story.on_driver,
             ),
             merging_soon(on_driver=story.merges == "on the driver"),
