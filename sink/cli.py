@@ -484,10 +484,10 @@ def _run(args: argparse.Namespace) -> int:
         log.setLevel(logging.DEBUG)
     if config.sink.log_format == "json":
         logs.use_json(config.sink.id)
-    from sink.commands import inspection
+    from sink.commands.run import refuse_early
     from sink.run import running
 
-    inspection.refuse_early(config)
+    refuse_early(config)
     with running.marked(config), _watching(config) as observer:
         return _run_watched(config, observer)
 
@@ -545,29 +545,13 @@ def _warm(args: argparse.Namespace) -> int:
 def _check(args: argparse.Namespace) -> int:
     from sink.commands import inspection
 
-    return _look_at(args, inspection.check)
+    return _inspect(args, inspection.check, short=True)
 
 
 def _status(args: argparse.Namespace) -> int:
     from sink.commands import inspection
 
-    return _look_at(args, inspection.status)
-
-
-def _look_at(args: argparse.Namespace, look: "Callable[[SparkSession | None, Config], Iterator[str]]") -> int:
-    """Look without Spark's JVM if this gives an answer, else with it."""
-    from sink import config
-
-    lines: list[str] = []
-    try:
-        lines.extend(look(None, config.load(args.config)))  # which keeps what came before an error
-    except RowdeltaError:
-        print(*map(printable, lines), sep="\n", end="\n" if lines else "")
-        raise
-    except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the look with Spark decides
-        return _inspect(args, look, short=True)
-    print(*map(printable, lines), sep="\n")
-    return 0
+    return _inspect(args, inspection.status, short=True)
 
 
 def _refuse_options(args: argparse.Namespace) -> None:

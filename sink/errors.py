@@ -81,10 +81,6 @@ class TemporaryError(RowdeltaError):
     exit_code = 75
 
 
-class NeedsSparkError(Exception):
-    """Without Spark the question can't be answered for sure, so it is asked again with it."""
-
-
 class NoMessagesError(TemporaryError):
     """A table can't be opened before its source has messages, because only these state its columns or its key."""
 

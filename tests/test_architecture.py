@@ -144,7 +144,7 @@ def test_a_circle_is_told_with_its_imports() -> None:
     ]
 
 
-CHOOSE_THE_FORMAT = {"sink/targets/catalogs.py", "sink/targets/capabilities.py", "sink/commands/access.py"}
+CHOOSE_THE_FORMAT = {"sink/targets/catalogs.py", "sink/targets/capabilities.py"}
 NEEDED_BY_TASKS = "sink/spark/daemon.py"
 """Imports what tasks need, before they need it."""
 

@@ -1,1 +1,1 @@
-"""What the command line does: each command, and what `check` and `status` see without a JVM."""
+"""What the command line does: each command, with its help."""

@@ -5,21 +5,30 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
-from typing import TYPE_CHECKING, TypeVar
+from typing import TypeVar
+
+from pyspark.sql import SparkSession
 
 from changelog import formats
 from changelog.amounts import amount, sized
 from changelog.source_tables import takes
-from sink.commands.access import Access, by_spark, check_settings, without_spark
 from sink.config import Config, TableSection
+from sink.config.folders import check_folders
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.config.options import cleaning_warning
+from sink.deadletters.table import check_table
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TableError
 from sink.redaction import redacted
+from sink.run.inference import SparkSample
+from sink.run.keys import TableKey, shown, table_key, with_key
 from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
-from sink.sources.source import Position
+from sink.run.pipeline import open_source
+from sink.run.plan import inferred_columns, plan_table
+from sink.run.table_plan import TablePlan
+from sink.sources.source import Position, Source
+from sink.spark.session import activate
+from sink.targets.catalogs import Catalogs
 from sink.targets.history import shown_time
-from sink.targets.loading import Tables
 from sink.targets.own_state import (
     cleaned_property,
     is_cleaning_due,
@@ -31,35 +40,19 @@ from sink.targets.own_state import (
 from sink.targets.seam import TableView
 from sink.targets.upkeep_values import UpkeepFacts
 
-if TYPE_CHECKING:
-    # `check` imports these when it needs them: `status` never does, and they take a second
-    from pyspark.sql import SparkSession
-
-    from sink.run.keys import TableKey
-    from sink.run.table_plan import TablePlan
-
-    _Planned = tuple[TablePlan, TableKey, Mapping[str, int]]
-
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 8
 _Loaded = tuple[TableView, Position | None] | RowdeltaError | None
+_Planned = tuple[TablePlan, TableKey, Mapping[str, int]]
 
 
-def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
+def check(spark: SparkSession, config: Config) -> Iterator[str]:
     """Check everything that a run needs, without writing anything. Yields lines that say what was found.
 
-    :param spark: the session. None means that Spark isn't used.
     :raises RowdeltaError: the first error on which a run would fail.
-    :raises NeedsSparkError: some checks need Spark.
     """
-    from sink.config.folders import check_folders
-    from sink.run.keys import shown
-
-    if spark is None:
-        check_settings(config)
-    access = by_spark(spark, config) if spark is not None else without_spark(config)
-    source = access.source
+    source, catalogs = open_source(spark, config, {}), Catalogs(spark, config)
     yield f"sink {config.sink.id}: {config.source.type} ({config.source.format}), trigger {config.sink.trigger}"
     cleaning = cleaning_warning(config.source.options) if config.source.type == "files" else None
     if cleaning is not None:
@@ -67,8 +60,8 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
     for name, properties in config.catalogs.items():
         yield f"catalog {name}: {', '.join(f'{k}={v}' for k, v in redacted(properties).items())}"
     check_folders(spark, config)
-    examined = _examined(access, config)
-    errors = [*_check_dead_letters(access, config), *source.check_patterns()]
+    examined = _examined(spark, config, source, catalogs)
+    errors = [*_check_dead_letters(catalogs, config), *source.check_patterns()]
     for table, state, made, reached in examined:
         section = table.section
         if isinstance(made, NoMessagesError):
@@ -131,82 +124,47 @@ def check(spark: "SparkSession | None", config: Config) -> Iterator[str]:
 
 
 def _examined(
-    access: Access, config: Config, *, reads_messages: bool = True
-) -> "list[tuple[ResolvedTable, _Loaded, _Planned | RowdeltaError | None, str | RowdeltaError]]":
-    """What is found of each table: its state, its plan, and what the source says.
-
-    :param reads_messages: or tables whose columns or key only these tell have no plan.
-    """
-    tables = find_tables(config, access.source)
+    spark: SparkSession, config: Config, source: Source, catalogs: Catalogs
+) -> list[tuple[ResolvedTable, _Loaded, _Planned | RowdeltaError | None, str | RowdeltaError]]:
+    """What is found of each table: its state, its plan, and what the source says."""
+    tables = find_tables(config, source)
     prefix = property_prefix(config)
 
     def load(table: ResolvedTable) -> _Loaded:
         try:
-            return _load(access.tables, table, prefix)
+            return _load(catalogs, table, prefix)
         except (ConfigError, TableError) as error:
             return error
 
-    loaded = _in_parallel(access, load, tables)
+    loaded = _in_parallel(spark, load, tables)
     positions = [state[1] if isinstance(state, tuple) else None for state in loaded]
     known = any(positions)  # then a run takes a pattern's tables without a position for new ones
     from_start = {table.section.source for table in tables if known and table.from_pattern}
     sections = [table.section for table in tables]
-    found = access.source.check(list(zip(sections, positions, strict=True)), from_start)
+    found = source.check(list(zip(sections, positions, strict=True)), from_start)
 
     def plan_of(
         part: tuple[ResolvedTable, _Loaded, str | RowdeltaError],
-    ) -> "_Planned | RowdeltaError | None":
+    ) -> _Planned | RowdeltaError:
         table, state, reached = part
         if isinstance(state, RowdeltaError):
             return state
-        if table.section.columns is None or not table.section.key:  # which the source's messages tell
-            if isinstance(reached, RowdeltaError):
-                return reached
-            if not reads_messages:
-                return None
-        return _plan(access, config, table, state[0] if state else None, reads_messages=reads_messages)
+        needs_messages = table.section.columns is None or not table.section.key
+        if needs_messages and isinstance(reached, RowdeltaError):
+            return reached
+        sample = SparkSample(spark, config, table.section, source)
+        return _plan(catalogs, config, table, state[0] if state else None, sample)
 
-    planned = _in_parallel(access, plan_of, list(zip(tables, loaded, found, strict=True)))
+    planned = _in_parallel(spark, plan_of, list(zip(tables, loaded, found, strict=True)))
     return list(zip(tables, loaded, planned, found, strict=True))
 
 
-def refuse_early(config: Config) -> None:
-    """Find mistakes of the configuration with which a run would end, before it starts a JVM: those that show without
-    one, and without a look at messages.
-
-    :raises ConfigError: the first one.
-    """
-    from sink.config.folders import check_folders
-
-    try:
-        check_folders(None, config)
-        examined = _examined(without_spark(config), config, reads_messages=False)
-    except ConfigError:
-        raise
-    except Exception:  # noqa: BLE001 - mostly `NeedsSparkError`; whatever else it is, the run decides
-        return
-    wrong = [
-        next((problem for problem in (made, reached) if isinstance(problem, ConfigError)), None)
-        for _, _, made, reached in examined
-    ]
-    errors = [error for error in wrong if error is not None]
-    # with others that work, a run goes on without a table
-    if errors and (config.sink.on_table_error == "stop" or len(errors) == len(wrong)):
-        more = f" {amount(len(errors) - 1, 'more error')}: rowdelta check shows all." if len(errors) > 1 else ""
-        raise ConfigError(f"{errors[0]}{more}")
-
-
-def status(spark: "SparkSession | None", config: Config) -> Iterator[str]:
-    """For each table, its last snapshot, the stored position and the lag.
-
-    :param spark: the session. None means that Spark isn't used.
-    :raises NeedsSparkError: only Spark can tell for certain.
-    """
-    access = by_spark(spark, config) if spark is not None else without_spark(config)
-    source = access.source
+def status(spark: SparkSession, config: Config) -> Iterator[str]:
+    """For each table, its last snapshot, the stored position and the lag."""
+    source, catalogs = open_source(spark, config, {}), Catalogs(spark, config)
     prefix = property_prefix(config)
     tables = find_tables(config, source)
-    loaded = _in_parallel(access, lambda table: _load(access.tables, table, prefix), tables)
+    loaded = _in_parallel(spark, lambda table: _load(catalogs, table, prefix), tables)
     places = [
         (table.section, found[1]) for table, found in zip(tables, loaded, strict=True) if isinstance(found, tuple)
     ]
@@ -281,33 +239,27 @@ def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime)
 
 
 def _plan(
-    access: Access, config: Config, resolved: ResolvedTable, table: TableView | None, *, reads_messages: bool
-) -> "_Planned | RowdeltaError":
-    from sink.run.keys import table_key, with_key
-    from sink.run.plan import inferred_columns, plan_table
-
+    catalogs: Catalogs, config: Config, resolved: ResolvedTable, table: TableView | None, sample: SparkSample
+) -> _Planned | RowdeltaError:
     section = resolved.section
     try:
-        sample = access.sample(section)
         key = table_key(config, resolved, table, sample)
         types = inferred_columns(config, section, table, sample)
-        plan = plan_table(access.tables, config, with_key(resolved, key), table, types)
+        plan = plan_table(catalogs, config, with_key(resolved, key), table, types)
         if config.source.type == "kafka" and key.configured and not key.messages:
             key = replace(key, messages=tuple(fields for fields in sample.message_keys() if fields))
-        is_asked = reads_messages and config.source.type == "kafka" and formats.names_table(config.source.format)
+        is_asked = config.source.type == "kafka" and formats.names_table(config.source.format)
         return plan, key, sample.source_tables() if is_asked else {}
     except (ConfigError, TableError, NoMessagesError) as error:
         return error
 
 
-def _check_dead_letters(access: Access, config: Config) -> Sequence[RowdeltaError]:
+def _check_dead_letters(catalogs: Catalogs, config: Config) -> Sequence[RowdeltaError]:
     """Reasons why the dead-letter table can't be used. If it doesn't exist, a run creates it."""
-    from sink.deadletters.table import check_table
-
     if config.sink.on_bad_record != "dead-letter":
         return ()
     try:
-        table = access.tables.load(config.dead_letter_table)
+        table = catalogs.load(config.dead_letter_table)
         if table is not None:
             check_table(table)
     except (ConfigError, TableError) as error:
@@ -315,13 +267,11 @@ def _check_dead_letters(access: Access, config: Config) -> Sequence[RowdeltaErro
     return ()
 
 
-def _load(
-    tables: Tables, resolved: ResolvedTable, prefix: str
-) -> tuple[TableView, Position | None] | RowdeltaError | None:
+def _load(catalogs: Catalogs, resolved: ResolvedTable, prefix: str) -> _Loaded:
     if resolved.error is not None:
         return resolved.error
     try:
-        table = tables.load(resolved.section.target)
+        table = catalogs.load(resolved.section.target)
         if table is None:
             return None
         stored = table.position(prefix)
@@ -330,7 +280,7 @@ def _load(
     return table, stored.position if stored else start_position(table, prefix)
 
 
-def _in_parallel(access: Access, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
+def _in_parallel(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> list[R]:
     """Do several items at the same time, since each waits for the catalog."""
-    with ThreadPoolExecutor(_THREADS, initializer=access.activate) as pool:
+    with ThreadPoolExecutor(_THREADS, initializer=lambda: activate(spark)) as pool:
         return list(pool.map(work, items))

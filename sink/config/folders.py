@@ -1,6 +1,5 @@
 """Checks early whether the sink can write to the folders in the configuration."""
 
-import re
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
@@ -21,7 +20,7 @@ def check_folders(spark: SparkSession | None, config: Config) -> None:
     :raises ConfigError: one of them isn't a folder that can be written to, and can't be created.
     """
     for key, place in _folders(config):
-        path = _local(spark, place) if spark is not None else _local_by_default(place)
+        path = _local(spark, place) if spark is not None else local_path(place)
         reason = None if path is None else _obstacle(path)
         if reason is not None:
             raise ConfigError(f"{key}: got {place!r}, expected a folder to write into, but {reason}. Name another.")
@@ -47,11 +46,6 @@ def _local(spark: SparkSession, place: str) -> Path | None:
     except (Py4JError, PySparkException):
         return None
     return Path(str(path.toUri().getPath())) if scheme == "file" else None
-
-
-def _local_by_default(place: str) -> Path | None:
-    """The same, for Hadoop's default settings."""
-    return None if re.match(r"(?!file:)[A-Za-z][A-Za-z0-9+.-]*://", place) else local_path(place)
 
 
 def _obstacle(path: Path) -> str | None:

@@ -3,14 +3,10 @@
 import re
 from pathlib import Path
 
-from sink.errors import NeedsSparkError
-
 _LOCAL = re.compile(r"(?:file:(?://)?)?(/(?!/)[^:%]*)")
 
 
-def local_path(place: str) -> Path:
-    """:raises NeedsSparkError: it is in another file system, or Hadoop might read it otherwise."""
+def local_path(place: str) -> Path | None:
+    """None if it is in another file system, or Hadoop might read it otherwise."""
     found = _LOCAL.fullmatch(place)
-    if found is None:
-        raise NeedsSparkError(f"the path {place}")
-    return Path(found[1])
+    return None if found is None else Path(found[1])

@@ -11,7 +11,7 @@ from pyspark.sql import types as T
 
 from changelog.decoding import spark_schema
 from changelog.rows import PREFIX
-from sink.errors import ConfigError, NeedsSparkError
+from sink.errors import ConfigError
 from sink.run.table_plan import TablePlan
 from sink.spark.expressions import quoted
 
@@ -37,18 +37,15 @@ def compute(rows: DataFrame, plan: TablePlan) -> DataFrame:
         raise ConfigError(f"{plan.section.target}: a computed column can't be computed. {_sentence(error)}") from None
 
 
-def check_computed(spark: SparkSession | None, plan: TablePlan, path: str) -> None:
+def check_computed(spark: SparkSession, plan: TablePlan, path: str) -> None:
     """Check expressions before anything runs.
 
     :param path: the table's place in the configuration, `tables[0]`.
     :raises ConfigError: an expression doesn't parse, names an unknown column, has another type than its column, returns
         several rows, or isn't deterministic.
-    :raises NeedsSparkError: there are expressions, and no session.
     """
     if not plan.computed:
         return
-    if spark is None:
-        raise NeedsSparkError("only Spark understands the expressions of computed columns")
     rows = spark.createDataFrame(
         [], T.StructType([f for f in spark_schema(plan.changelog) if not f.name.startswith(PREFIX)])
     )

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from functools import cached_property, partial
+from functools import cached_property
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 import numpy as np
@@ -27,7 +27,7 @@ from changelog.source_tables import Found, first_place, named, strangers, takes,
 from changelog.spec import ChangelogSpec
 from changelog.values.defaults import default_of, without_default
 from sink.config import Config, TableSection
-from sink.errors import ConfigError, NeedsSparkError, NotChangesError, RowdeltaError, TemporaryError
+from sink.errors import ConfigError, NotChangesError, RowdeltaError, TemporaryError
 from sink.redaction import masked
 from sink.sources.kafka import READ_OPTIONS
 from sink.sources.source import Source
@@ -35,8 +35,7 @@ from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.versions import to_arrow
 
 if TYPE_CHECKING:
-    from sink.sources.kafka_client import Message, Range
-    from sink.sources.plain import PlainTopics
+    from sink.sources.kafka_client import Message
 
 SAMPLE = 1000
 """The sample has this many messages from the beginning of the source."""
@@ -140,73 +139,6 @@ class SparkSample:
 
     def _asking_registry(self, question: Callable[[], T]) -> T:
         return _asking_registry(self._table, question)
-
-
-class PlainSample:
-    """Messages of a topic that a plain client reads.
-
-    Spark reads the first messages of all partitions in its own order. So this sample answers only if the messages of
-    each partition give the same answer.
-
-    :param topics: the topics. None if the source is files.
-    """
-
-    def __init__(self, config: Config, table: TableSection, topics: "PlainTopics | None") -> None:
-        self._config = config
-        self._table = table
-        self._topics = topics
-
-    def columns(self) -> dict[str, str] | None:
-        infer = partial(infer_fields, kept=_named(self._table))
-        found = [self._asked(records, infer) for records in self._changes.values()]
-        if any(list(one.items()) != list(found[0].items()) for one in found):
-            raise NeedsSparkError(f"{self._table.source}: other columns in each partition")
-        exclude = self._table.exclude
-        return {name: dtype for name, dtype in found[0].items() if name not in exclude} or None if found else None
-
-    def message_keys(self) -> frozenset[tuple[str, ...]]:
-        parts = list(self._changes.values())
-        if sum(part.num_rows for part in parts) >= SAMPLE:
-            last = self._read(lambda first, end: (max(first, end - LAST), end)).values()
-            parts += [of_one_table(self._config, records, self._taken) for records in last]
-        found = [self._asked(records, message_keys) for records in parts]
-        if any(one != found[0] for one in found):
-            raise NeedsSparkError(f"{self._table.source}: other keys in each partition")
-        return found[0] if found else frozenset()
-
-    @property
-    def is_empty(self) -> bool:
-        return all(self._asked(records, tell_nothing) for records in self._changes.values())
-
-    def _asked(self, records: pa.Table, question: Callable[[Config, pa.Table], T]) -> T:
-        return _asking_registry(self._table, lambda: question(self._config, records))
-
-    @cached_property
-    def _changes(self) -> dict[int, pa.Table]:
-        for records in self._first.values():
-            self._asked(records, lambda config, found: refuse_others(config, self._table, found))
-        return {number: of_one_table(self._config, part, self._taken) for number, part in self._first.items()}
-
-    def source_tables(self) -> Mapping[str, int]:
-        parts = [part for part in self._first.values() if part.num_rows]
-        return self._asked(pa.concat_tables(parts), source_tables) if parts else {}
-
-    @cached_property
-    def _taken(self) -> Sequence[str]:
-        return self._table.source_tables or list(self.source_tables())[:1]
-
-    @cached_property
-    def _first(self) -> dict[int, pa.Table]:
-        return self._read(lambda first, end: (first, end))
-
-    def _read(self, part: "Callable[[int, int], Range]") -> dict[int, pa.Table]:
-        """:param part: selects the offsets to read from a partition's offsets."""
-        if self._topics is None:
-            raise NeedsSparkError("only Spark knows which lines of files it looks at")
-        ranges = self._topics.ranges(self._table)
-        wanted = {number: part(*range_) for number, range_ in ranges.items()}
-        found = self._topics.messages(self._table, wanted, SAMPLE)
-        return {number: raw_records(self._table.source, messages) for number, messages in found.items()}
 
 
 def _asking_registry(table: TableSection, question: Callable[[], T]) -> T:

@@ -8,7 +8,7 @@ from typing import IO
 
 from sink.config import Config
 from sink.config.local_paths import local_path
-from sink.errors import NeedsSparkError, TableError, TemporaryError
+from sink.errors import TableError, TemporaryError
 
 
 @contextmanager
@@ -39,11 +39,13 @@ def idle(config: Config) -> Iterator[None]:
 
 def _opened(config: Config, stack: ExitStack) -> IO[str] | None:
     """None if there can be no such mark: the table's position alone keeps them apart then."""
+    folder = local_path(config.sink.checkpoint)
+    if folder is None:
+        return None
     try:
-        folder = local_path(config.sink.checkpoint)
         folder.mkdir(parents=True, exist_ok=True)
         return stack.enter_context(Path(folder, f".running-{config.sink.id}").open("w"))
-    except (NeedsSparkError, OSError):
+    except OSError:
         return None
 
 

@@ -154,13 +154,17 @@ class Directories:
         :raises ConfigError: there is no such directory.
         """
         if not self._file_system.exists(table.source):
-            raise ConfigError(f"tables[].source: there is no directory {table.source}. Create it, or correct the path.")
+            raise no_directory(table.source)
         if self._file_system.is_file(table.source):
             raise ConfigError(
                 f"tables[].source: {table.source} is a file, expected a directory of change files. Name its folder."
             )
         files = self._file_system.files(table.source)
         return [(uri, modified) for uri, modified in files if not uri.rsplit("/", 1)[-1].startswith(("_", "."))]
+
+
+def no_directory(place: str) -> ConfigError:
+    return ConfigError(f"tables[].source: there is no directory {place}. Create it, or correct the path.")
 
 
 def _parent(table: TableSection) -> str:

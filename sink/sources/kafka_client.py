@@ -1,4 +1,4 @@
-"""A Kafka client without a JVM (confluent-kafka), for commands that need no Spark.
+"""A Kafka client without a JVM (confluent-kafka), for `rowdelta init`, and for the keys of many topics at once.
 
 It takes the options of Spark's source, which are those of Kafka's Java client. librdkafka has other names for a few of
 them.
@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from changelog.amounts import amount
@@ -27,8 +27,8 @@ _SILENCE_SECONDS = 30.0
 _TOPICS_AT_ONCE = 100
 _NO_TOPIC = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_EXCEPTION)
 
-EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
-LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+_EARLIEST = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
+_LATEST = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 Range = tuple[int, int]
 """The first offset of a partition, and the offset after the last."""
@@ -178,30 +178,10 @@ class Broker:
         self._partitions = {name: sorted(topic.partitions) for name, topic in found.items()}
         return sorted(found)
 
-    def partitions(self, topics: Sequence[str]) -> dict[str, list[int]]:
-        """The partitions of each topic, but of those that don't exist.
+    def _offsets(self, partitions: Mapping[str, Sequence[int]], spec: OffsetSpec) -> dict[str, dict[int, int]]:
+        """By topic and partition the offset that `spec` selects. A partition ends where a transaction is open, unless
+        the options say `read_uncommitted`.
 
-        :raises TemporaryError: no broker answers.
-        :raises ConfigError: the broker refuses the user.
-        """
-        admin = self._client()
-        asked = admin.describe_topics(TopicCollection(list(topics)), request_timeout=_TIMEOUT_SECONDS)
-        found = {}
-        for topic, answer in asked.items():
-            try:
-                found[topic] = sorted(partition.id for partition in answer.result().partitions)
-            except KafkaException as error:
-                admin.poll(0)  # delivers errors to `error_cb`, which say more than this one
-                if error.args[0].code() not in _NO_TOPIC:
-                    raise self._unreachable(error) from None
-        return found
-
-    def offsets(
-        self, partitions: Mapping[str, Sequence[int]], spec: OffsetSpec, *, committed: bool = True
-    ) -> dict[str, dict[int, int]]:
-        """By topic and partition the offset that `spec` selects.
-
-        :param committed: a partition ends where a transaction is open, unless the options say `read_uncommitted`.
         :raises TemporaryError: no broker answers.
         """
         places = [TopicPartition(topic, number) for topic, numbers in partitions.items() for number in numbers]
@@ -209,8 +189,8 @@ class Broker:
         if not places:
             return found
         admin = self._client()  # without a name it would be gone before it answers
-        committed = committed and self._settings().get("isolation.level") != "read_uncommitted"
-        level = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
+        uncommitted = self._settings().get("isolation.level") == "read_uncommitted"
+        level = IsolationLevel.READ_UNCOMMITTED if uncommitted else IsolationLevel.READ_COMMITTED
         asked = admin.list_offsets(dict.fromkeys(places, spec), isolation_level=level, request_timeout=_TIMEOUT_SECONDS)
         try:
             for place, answer in asked.items():
@@ -219,20 +199,10 @@ class Broker:
             raise self._unreachable(error) from None
         return found
 
-    def messages(self, topic: str, ranges: Mapping[int, Range], most: int) -> dict[int, list[Message]]:
-        """Of each partition the first messages in a range of offsets, at most so many.
-
-        :raises TemporaryError: they don't come.
-        """
-        found: dict[int, list[Message]] = {number: [] for number in ranges}
-        for message in self._read({(topic, number): range_ for number, range_ in ranges.items()}, most):
-            found[message.partition].append(message)
-        return found
-
-    def ranges(self, topics: Sequence[str]) -> dict[str, dict[int, Range]]:
+    def _ranges(self, topics: Sequence[str]) -> dict[str, dict[int, Range]]:
         """Topic -> its partitions that have messages, with the range of their offsets."""
         partitions = {topic: self._partitions[topic] for topic in topics}
-        firsts, ends = self.offsets(partitions, EARLIEST), self.offsets(partitions, LATEST)
+        firsts, ends = self._offsets(partitions, _EARLIEST), self._offsets(partitions, _LATEST)
         return {
             topic: {number: (first, ends[topic][number]) for number, first in of.items() if ends[topic][number] > first}
             for topic, of in firsts.items()
@@ -242,7 +212,7 @@ class Broker:
         """The first and the last messages of each topic, about `count` of each, in order. A topic without messages has
         an empty list.
         """
-        ranges = self.ranges(topics)
+        ranges = self._ranges(topics)
         for at in range(0, len(topics), _TOPICS_AT_ONCE):
             group = topics[at : at + _TOPICS_AT_ONCE]
             starts: dict[tuple[str, int], Range] = {}
@@ -259,10 +229,9 @@ class Broker:
                 found[message.topic].append(message)
             yield from found.items()
 
-    def _read(self, ranges: Mapping[tuple[str, int], Range], most: int | None = None) -> Iterable[Message]:
+    def _read(self, ranges: Mapping[tuple[str, int], Range]) -> Iterable[Message]:
         """The messages in ranges of partitions.
 
-        :param most: of each partition at most so many.
         :raises TemporaryError: they don't come.
         """
         if not ranges:
@@ -281,7 +250,6 @@ class Broker:
         )
         consumer = Consumer(settings)
         left = dict(ranges)
-        counts = dict.fromkeys(ranges, 0)
         began = told = last = time.monotonic()
         try:
             consumer.assign([TopicPartition(*place, first) for place, (first, _) in ranges.items()])
@@ -304,9 +272,8 @@ class Broker:
                         continue
                     offset, end = int(message.offset() or 0), left[place][1]
                     if error is None and offset < end:
-                        counts[place] += 1
                         yield Message(*place, offset, _bytes(message.key()), _bytes(message.value()))
-                    if error is not None or offset >= end - 1 or counts[place] == most:
+                    if error is not None or offset >= end - 1:
                         del left[place]
                         consumer.incremental_unassign([TopicPartition(*place)])
         finally:

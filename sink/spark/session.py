@@ -28,6 +28,7 @@ from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 from sink.spark.java_errors import java_class, java_message
 from sink.spark.jvm_output import JvmOutput
+from sink.spark.progress import Line
 
 log = logging.getLogger("rowdelta")
 
@@ -341,13 +342,13 @@ def _created(options: Mapping[str, str], output: JvmOutput) -> SparkSession:
 
 def _awaited(starting: "Future[SparkSession]") -> SparkSession:
     """The session, when it has started. A first start downloads packages."""
-    began = time.monotonic()
-    while not wait([starting], timeout=_STILL_SECONDS).done:
-        log.info("Spark is starting, for %.0f s so far", time.monotonic() - began)
+    began, line = time.monotonic(), Line()
+    while not wait([starting], timeout=0.5).done:
+        line.tell(f"Spark is starting, {time.monotonic() - began:.0f} s")
+    line.clear()
     return starting.result()
 
 
-_STILL_SECONDS = 10.0
 _FETCHED = ("spark.jars", "spark.files", "spark.archives", "spark.submit.pyFiles")
 _IN_A_STORE = re.compile(r"(?:^|,)\s*(?!file:|local:|https?:)[A-Za-z][\w+.-]*://")
 

@@ -224,19 +224,11 @@ def home() -> Path:
 
 
 def parse_ddl(text: str) -> "DataType":
-    """`DataType.fromDDL`, which Spark 3.5 has under a private name only. Without a session the types that are known to
-    mean the same in each.
+    """`DataType.fromDDL`, which Spark 3.5 has under a private name only.
 
     :raises PySparkException: the text is no type.
-    :raises NeedsSparkError: it may be one, and there is no session to ask.
     """
-    from pyspark import SparkContext
     from pyspark.sql import types
-
-    from sink.spark import type_names
-
-    if SparkContext._active_spark_context is None:
-        return type_names.parse(text)
 
     parse: Callable[[str], DataType] = getattr(types.DataType, "fromDDL", None) or types._parse_datatype_string
     return parse(text)

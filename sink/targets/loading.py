@@ -13,13 +13,9 @@ if TYPE_CHECKING:
 
 
 class Tables(Protocol):
-    """Tables by `catalog.namespace.table`, and everything else that depends on the reader.
+    """Tables by `catalog.namespace.table`, and the session that reads them."""
 
-    `spark` is the session. If it is None, calls that need it raise `NeedsSparkError`.
-    """
-
-    @property
-    def spark(self) -> "SparkSession | None": ...
+    spark: "SparkSession"
 
     def load(self, name: str) -> TableView | None:
         """The table, or None if it doesn't exist.

@@ -79,7 +79,6 @@ class TableView(ABC):
         :param newest_if_in_doubt: take the newest position if what is left of the table's history doesn't tell. It may
             be ahead of the data.
         :raises TableError: nothing that is left tells the position.
-        :raises NeedsSparkError: only Spark can tell.
         """
 
     @abstractmethod

@@ -1,15 +1,12 @@
 """Delta Lake in the configuration: its catalogs. What a Delta table can't do is refused, with what to do instead."""
 
 from pathlib import Path
-from typing import Any
 
 import pytest
 
-from sink.commands.access import without_spark
-from sink.commands.inspection import check, status
 from sink.config import Config, load
 from sink.config.folders import check_folders
-from sink.errors import ConfigError, NeedsSparkError
+from sink.errors import ConfigError
 
 CONFIG = """\
 sink: {id: shop, checkpoint: ./state}
@@ -232,24 +229,3 @@ def test_a_warehouse_that_cannot_be_written(tmp_path: Path) -> None:
     (tmp_path / "warehouse").write_text("a file")
     with pytest.raises(ConfigError, match=r"catalogs\.lake\.warehouse: .* is a file"):
         check_folders(None, load_text(tmp_path, CONFIG))
-
-
-def test_without_a_jvm_there_is_no_answer_yet(tmp_path: Path) -> None:
-    config = load_text(tmp_path, CONFIG)
-    with pytest.raises(NeedsSparkError, match="lake"):
-        without_spark(config).tables.load("lake.shop.orders")
-
-
-def no_answer(command: Any, config: Config) -> None:
-    with pytest.raises(NeedsSparkError, match="lake"):
-        list(command(None, config))
-
-
-def test_check_and_status_leave_it_to_spark(tmp_path: Path) -> None:
-    (tmp_path / "changes").mkdir()
-    files = CONFIG.split("source:")[0] + "source: {type: files, format: row-kind, options: {path_format: json}}\n"
-    files += CONFIG[CONFIG.index("catalogs:") :].replace(
-        "source: orders", "source: ./changes\n    order_by: [seq bigint]"
-    )
-    for command in (check, status):
-        no_answer(command, load_text(tmp_path, files))

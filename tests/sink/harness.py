@@ -766,12 +766,3 @@ def tiny_thresholds(
 
 # tasks can't import the tests
 cloudpickle.register_pickle_by_value(sys.modules[__name__])  # type: ignore[no-untyped-call]
-
-
-def seen(
-    look: Callable[[SparkSession | None, Config], Iterator[str]], spark: SparkSession, config: Config
-) -> list[str]:
-    """What `rowdelta check` or `status` shows. It must be the same without Spark."""
-    lines = list(look(spark, config))
-    assert list(look(None, config)) == lines
-    return lines

@@ -343,10 +343,7 @@ def test_a_job_removes_them(spark: SparkSession, tmp_path: Path, deletes: Any, m
     assert job.rows() == left()
 
 
-@pytest.mark.parametrize("without_spark", [True, False])
-def test_status_counts_no_deletes_that_apply_to_nothing(
-    spark: SparkSession, tmp_path: Path, without_spark: bool
-) -> None:
+def test_status_counts_no_deletes_that_apply_to_nothing(spark: SparkSession, tmp_path: Path) -> None:
     """Iceberg drops deletes that are older than all data files. In one partition they may stay."""
     job = new_job(spark, tmp_path, partition_by=["region"])
     job.write([("+I", {"id": 1, "region": "us"})])
@@ -356,7 +353,7 @@ def test_status_counts_no_deletes_that_apply_to_nothing(
     job.run()
 
     def shown() -> str:
-        return "\n".join(inspection.status(None if without_spark else spark, job.config()))
+        return "\n".join(inspection.status(spark, job.config()))
 
     assert "at most 60.0% of their rows are deleted" in shown()
     compact_eu(job)

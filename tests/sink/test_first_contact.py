@@ -130,15 +130,18 @@ def configured(
     return Config.model_validate(values), values
 
 
+@pytest.mark.spark
 @pytest.mark.kafka
-def test_what_init_writes_passes_check(format_: str, kafka: Kafka, registry: Registry, tmp_path: Path) -> None:
+def test_what_init_writes_passes_check(
+    spark: SparkSession, format_: str, kafka: Kafka, registry: Registry, tmp_path: Path
+) -> None:
     file = tmp_path / "sink.yaml"
     arguments = ["--topics", rf"{format_}\..*", "--registry", registry.url, "--output", str(file)]
     assert main(["init", "--bootstrap-servers", kafka.bootstrap_servers, *arguments]) == 0
     text = file.read_text(encoding="utf-8")
     assert "could be inferred" not in text
     assert "heartbeats: heartbeats of Debezium" in text
-    lines = list(inspection.check(None, config.load(file)))
+    lines = list(inspection.check(spark, config.load(file)))
     assert lines[-1] == "ok"
     for begin, end in WINDOWS:
         looked_at = {*range(begin, min(begin + 2, end)), *range(max(begin, end - 2), end)}
@@ -146,13 +149,14 @@ def test_what_init_writes_passes_check(format_: str, kafka: Kafka, registry: Reg
             assert any(line.startswith(f"{topic(format_, begin, end)} -> lake.") for line in lines)
 
 
+@pytest.mark.spark
 @pytest.mark.kafka
 @pytest.mark.parametrize("entry", [{}, {"key": ["id"]}])
 def test_check_at_each_window(
-    format_: str, kafka: Kafka, registry: Registry, tmp_path: Path, entry: Mapping[str, Any]
+    spark: SparkSession, format_: str, kafka: Kafka, registry: Registry, tmp_path: Path, entry: Mapping[str, Any]
 ) -> None:
     loaded, _ = configured(format_, kafka, registry, tmp_path, "windows", **entry)
-    lines = list(inspection.check(None, loaded))
+    lines = list(inspection.check(spark, loaded))
     assert lines[-1] == "ok"
     assert f"{format_}.public.heartbeats is left out: its messages are heartbeats of Debezium" in lines
     for begin, end in WINDOWS:

@@ -30,7 +30,7 @@ from sink.sources.kafka import KafkaSource
 from sink.sources.source import Behind
 from sink.spark.versions import to_arrow
 from tests.changelog.messages import sample
-from tests.sink.harness import before_commit, check_partitions_of_deletes, java_table, seen
+from tests.sink.harness import before_commit, check_partitions_of_deletes, java_table
 from tests.stack.kafka import Kafka
 from tests.stack.process import free_ports, wait_until
 
@@ -237,7 +237,7 @@ def test_table_equals_source_over_restarts(spark: SparkSession, tmp_path: Path, 
     job.lose_checkpoint()
     job.run()
     assert job.snapshots() == snapshots
-    assert any("lag: 0 messages behind" in line for line in seen(inspection.status, spark, job.config()))
+    assert any("lag: 0 messages behind" in line for line in inspection.status(spark, job.config()))
 
 
 def test_real_messages_into_two_tables(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
@@ -302,7 +302,7 @@ def test_aborted_transactions_are_left_out(spark: SparkSession, tmp_path: Path, 
     assert sorted(found["customer"] for found in job.rows()) == ["a", "of 1"]
     job.run()
     assert len(job.rows()) == 2
-    assert any("0 messages behind" in line for line in seen(inspection.status, spark, job.config()))
+    assert any("0 messages behind" in line for line in inspection.status(spark, job.config()))
 
 
 def test_no_column_is_inferred_from_an_aborted_transaction(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
@@ -372,10 +372,9 @@ def test_another_topic_is_not_read_from_the_position_in_the_first(
 
 
 def assert_refused(job: KafkaJob, error: type[RowdeltaError], message: str) -> None:
-    """By `rowdelta check`, with Spark and without, for the same reason as by `rowdelta run`."""
-    for look in (None, job.spark):
-        with pytest.raises(error, match=message):
-            list(inspection.check(look, job.config()))
+    """By `rowdelta check`, for the same reason as by `rowdelta run`."""
+    with pytest.raises(error, match=message):
+        list(inspection.check(job.spark, job.config()))
     with pytest.raises(error, match=message):
         job.run()
 
@@ -434,7 +433,7 @@ def test_a_starting_timestamp_that_is_none(spark: SparkSession, tmp_path: Path, 
     with pytest.raises(ConfigError, match=r"startingTimestamp: got 'yesterday', expected milliseconds"):
         job.run()
     job.options = {"startingTimestamp": "1767225600000"}
-    assert seen(inspection.check, spark, job.config())[-1] == "ok"
+    assert list(inspection.check(spark, job.config()))[-1] == "ok"
 
 
 def test_new_partitions_are_read_from_their_start(
@@ -516,7 +515,7 @@ def test_a_topic_created_anew_is_refused(spark: SparkSession, tmp_path: Path, ka
     kafka.create_topic(job.topic())
     job.produce([insert(order(7, "b"))])
     assert_refused(job, TableError, r"is offset 3, but the topic ends at 1\. Was it deleted and created again\?")
-    assert any("offset 3 is past the end" in line for line in seen(inspection.status, spark, job.config()))
+    assert any("offset 3 is past the end" in line for line in inspection.status(spark, job.config()))
     assert [row["id"] for row in job.rows()] == [0, 1, 2]
     plan = reset.find(spark, job.config(), job.topic(), empty=False)
     assert plan is not None
@@ -540,7 +539,7 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     admin.delete_records([TopicPartition(job.topic(), 0, 3)])[TopicPartition(job.topic(), 0, 3)].result(30)
     assert_refused(job, DataError, r"is offset 1, but Kafka has removed what follows before offset 3\.")
     lag = "  lag: 4 messages behind, of which Kafka has removed 2"
-    assert lag in seen(inspection.status, spark, job.config())
+    assert lag in inspection.status(spark, job.config())
     (table,) = job.config().tables
     behind = KafkaSource(spark, job.config()).behind([(table, {"0": 1})])[job.topic()]["0"]
     assert behind.count == 2, "of those that are left"

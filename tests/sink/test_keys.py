@@ -17,7 +17,6 @@ from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, RowdeltaError, TableError
 from tests.changelog.messages import sample
-from tests.sink.harness import seen
 from tests.sink.test_kafka import KafkaJob, Running
 from tests.stack.kafka import Kafka
 from tests.stack.process import wait_until
@@ -59,7 +58,7 @@ class Database(KafkaJob):
         return bool(self.spark.catalog.tableExists(self.target(table)))
 
     def checked(self) -> str:
-        return "\n".join(seen(inspection.check, self.spark, self.config()))
+        return "\n".join(inspection.check(self.spark, self.config()))
 
 
 @pytest.fixture

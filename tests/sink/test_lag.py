@@ -7,11 +7,11 @@ from pathlib import Path
 from random import Random
 
 import pytest
+from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.sources.directories import Directories
+from sink.sources.files import FilesSource
 from sink.sources.kafka import Part, _ages
-from sink.sources.plain import LocalFolders
 from sink.sources.source import Behind
 
 NOW = 1_769_860_800.0
@@ -58,7 +58,8 @@ def test_ages_that_nobody_can_tell_end_the_search() -> None:
     assert ages_of({}, {}) == ({}, 0)
 
 
-def test_files_are_counted_by_their_position(tmp_path: Path) -> None:
+@pytest.mark.spark
+def test_files_are_counted_by_their_position(spark: SparkSession, tmp_path: Path) -> None:
     changes = tmp_path / "changes"
     changes.mkdir()
     for number in range(4):
@@ -74,7 +75,7 @@ def test_files_are_counted_by_their_position(tmp_path: Path) -> None:
         }
     )
     (table,) = config.tables
-    source = Directories(config, LocalFolders())
+    source = FilesSource(spark, config, {})
 
     def behind(position: dict[str, object] | None) -> Behind:
         return source.behind([(table, position)])[str(changes)][""]

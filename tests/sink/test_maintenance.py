@@ -49,7 +49,7 @@ from sink.targets.upkeep_values import AppliedDeletes, CompactionFailedError, Co
 from sink.targets.values import CommitUnknownError, Rewrite
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
-from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, seen, tiny_thresholds
+from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, tiny_thresholds
 from tests.sink.test_kafka import Running
 from tests.stack.process import wait_until
 
@@ -979,7 +979,7 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     week = time.time() - 7 * 86400
     os.utime(orphan, (week, week))
 
-    status = "\n".join(seen(inspection.status, spark, job.config()))
+    status = "\n".join(inspection.status(spark, job.config()))
     assert re.search(
         r"\n  files: [\d.]+ \w+ on average, at most [1-9]\d\.\d% of their rows are deleted\n  [2-6] snapshots since",
         status,
@@ -1001,7 +1001,7 @@ def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: 
     assert (done.rewritten_data_files, done.added_data_files, done.failed_groups) == (6, 1, 0)
     assert done.expired_files > 0
     assert json.loads(as_json(done))["orphans"] == done.orphans
-    status = "\n".join(seen(inspection.status, spark, job.config()))
+    status = "\n".join(inspection.status(spark, job.config()))
     assert re.search(r"\n  files: .+, at most 0\.0% of their rows are deleted\n  rewritten last: 6 files at ", status)
     assert status.endswith(" UTC; due to expire: 1")  # it stays, since it stored the position
     assert not orphan.exists()
@@ -1291,8 +1291,8 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     assert len([file for file in job.files() if file["content"] == 0]) == 1
 
     assert not sink.is_cleaning_due(timedelta(days=7)), "the table is new"
-    assert f"maintenance: {MaintenanceSection().of_own_table().shown}" in checked(by_default(job))
-    assert "snapshots stay, orphans stay" in checked(by_default(job, id="another"))
+    assert f"maintenance: {MaintenanceSection().of_own_table().shown}" in checked(spark, by_default(job))
+    assert "snapshots stay, orphans stay" in checked(spark, by_default(job, id="another"))
     orphan = job.table_folder / "data" / "orphan.parquet"
     orphan.write_bytes(b"x")
     week = time.time() - 7 * 86400
@@ -1307,8 +1307,8 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     assert job.check_index() is not None
 
 
-def checked(config: Config) -> str:
-    return "\n".join(inspection.check(None, config))
+def checked(spark: SparkSession, config: Config) -> str:
+    return "\n".join(inspection.check(spark, config))
 
 
 @pytest.mark.spark
@@ -1324,12 +1324,12 @@ def test_equality_deletes_become_deletes_by_position(
     changes.write(5)
     job.run()
     due = r"\n  due: [1-9]\d* equality deletes; "
-    assert not re.search(due, "\n".join(seen(inspection.status, spark, job.config()))), "that is how it deletes"
+    assert not re.search(due, "\n".join(inspection.status(spark, job.config()))), "that is how it deletes"
     equality_deletes = len([file for file in job.files() if file["content"] == 2])
     assert equality_deletes > 0
 
     job.deletes = "position"
-    assert re.search(due, "\n".join(seen(inspection.status, spark, job.config())))
+    assert re.search(due, "\n".join(inspection.status(spark, job.config())))
     job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
     before = job.rows()
     (would,) = maintain(spark, job.config(), ["orders"], dry_run=True, only_convert=True)

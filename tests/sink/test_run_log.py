@@ -13,7 +13,7 @@ import yaml
 from pyspark.sql import SparkSession
 
 from sink import cli
-from sink.commands.inspection import refuse_early
+from sink.commands.run import refuse_early
 from sink.config import Config, load
 from sink.errors import ConfigError
 from sink.run.patterns import ResolvedTable
@@ -82,7 +82,7 @@ def test_progress_reaches_its_end(
 
 MISTAKES = {
     "no directory": ("source: ./changes", "source: ./chagnes", "there is no directory"),
-    "key": ("- id\n", "- idd\n", "idd"),
+    "key": ("- id\n", "- idd\n", "key names 'idd', which is not in columns (did you mean 'id'?)"),
     "checkpoint": ("checkpoint: ./state", "checkpoint: ./sink.yaml", "expected a folder"),
 }
 

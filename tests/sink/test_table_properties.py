@@ -4,6 +4,7 @@ import json
 import logging
 import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 from urllib.parse import unquote, urlparse
 
@@ -11,15 +12,13 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.commands.access import without_spark
 from sink.commands.inspection import check
 from sink.config import Config
 from sink.errors import ConfigError, TableError
-from sink.run.keys import table_key
-from sink.run.patterns import ResolvedTable
 from sink.targets.iceberg.catalog import IcebergCatalogs
+from sink.targets.iceberg.state import check_types
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES, RULES
-from tests.sink.harness import Job, before_commit, seen
+from tests.sink.harness import Job, before_commit
 
 DOCUMENT = (Path(__file__).parents[2] / "docs" / "table-properties.md").read_text(encoding="utf-8")
 DEFAULTS = {
@@ -189,7 +188,7 @@ def test_tables_that_exist(
         "by columns",
         "the write default of column region is not followed: a field that messages lack becomes null",
     ]
-    checked = seen(check, spark, job.config())
+    checked = list(check(spark, job.config()))
     assert [line for line in checked if "WARNING" in line] == [f"  WARNING: {warning}" for warning in warnings]
     monkeypatch.setattr(logging.getLogger("rowdelta"), "propagate", True)
     job.write([("+I", {"id": 2, "region": "us"})])
@@ -205,41 +204,11 @@ def test_tables_that_exist(
 
 
 @pytest.mark.parametrize("dtype", ["variant", "geometry(srid:4326)"])
-def test_a_column_of_a_type_that_the_writers_do_not_know(tmp_path: Path, dtype: str) -> None:
-    """Without Spark: `check`, and where only the table can tell the key."""
-    (tmp_path / "changes").mkdir()
-    folder = tmp_path / "warehouse/shop/orders/metadata"
-    folder.mkdir(parents=True)
-    fields = [
-        {"id": 1, "name": "id", "type": "long", "required": True},
-        {"id": 2, "name": "place", "type": dtype, "required": False},
-    ]
-    metadata = {
-        "format-version": 3,
-        "location": str(folder.parent),
-        "schemas": [{"schema-id": 0, "type": "struct", "fields": fields, "identifier-field-ids": [1]}],
-        "current-schema-id": 0,
-        "partition-specs": [{"spec-id": 0, "fields": []}],
-        "default-spec-id": 0,
-    }
-    (folder / "v1.metadata.json").write_text(json.dumps(metadata))
-    table = {"source": str(tmp_path / "changes"), "target": "lake.shop.orders", "order_by": ["seq bigint"]}
-    values: dict[str, Any] = {
-        "sink": {"id": "shop", "checkpoint": str(tmp_path / "state")},
-        "source": {"type": "files", "format": "row-kind", "options": {"path_format": "json"}},
-        "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path / "warehouse")}},
-        "tables": [table | {"key": ["id"]}],
-    }
-    told = rf"lake\.shop\.orders has the column place of type {re.escape(dtype)}"
-    with pytest.raises(TableError, match=told):
-        list(check(None, Config.model_validate(values)))
-    kafka = {"source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "127.0.0.1:1"}}}
-    keyless = Config.model_validate(values | kafka | {"tables": [table]})
-    access, section = without_spark(keyless), keyless.tables[0]
-    with pytest.raises(TableError, match=told):
-        table_key(
-            keyless, ResolvedTable(section, "tables[0]"), access.tables.load(section.target), access.sample(section)
-        )
+def test_a_column_of_a_type_that_the_writers_do_not_know(dtype: str) -> None:
+    fields = [{"id": 1, "name": "place", "type": dtype, "required": False}]
+    table: Any = SimpleNamespace(name="lake.shop.orders", spec=SimpleNamespace(schema=json.dumps({"fields": fields})))
+    with pytest.raises(TableError, match=rf"lake\.shop\.orders has the column place of type {re.escape(dtype)}"):
+        check_types(table)
 
 
 @pytest.mark.spark

@@ -105,7 +105,9 @@ def test_a_numeric_that_is_no_number_is_null(spark: SparkSession, kind: Kind, te
 INTS, TEXTS, NUMERICS, DAYS = (
     Selected("", Kind.ARRAY, element=Selected("", kind)) for kind in (Kind.INTEGER, Kind.TEXT, Kind.DECIMAL, Kind.DATE)
 )
-ROWS = Selected("", Kind.SPARK, dtype=parse_ddl("array<struct<a:int,b:map<string,decimal(5,2)>>>"))
+MAP = T.MapType(T.StringType(), T.DecimalType(5, 2))
+ROW = T.StructType([T.StructField("a", T.IntegerType()), T.StructField("b", MAP)])
+ROWS = Selected("", Kind.SPARK, dtype=T.ArrayType(ROW))
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Counts the deletes by position that apply to nothing, from a table's manifests, with or without a JVM."""
+"""Counts the deletes by position that apply to nothing, from a table's manifests."""
 
 from pyiceberg.io import FileIO
 from pyiceberg.manifest import DataFile, DataFileContent, ManifestContent, read_manifest_list

@@ -8,6 +8,7 @@ from functools import cached_property
 from typing import Any
 
 from py4j.java_gateway import JavaObject
+from pyiceberg.types import FixedType
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
@@ -15,7 +16,6 @@ from changelog.spec import ColumnSpec
 from sink.errors import TableError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.spark.type_names import width_of_iceberg
 from sink.targets.iceberg.bridge import Bridge
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, replaced, table_error
 from sink.targets.iceberg.snapshots import Snapshot
@@ -243,7 +243,7 @@ class JavaTable(Bridge, IcebergState, Table):
                 s.dataType,
                 required=f.required,
                 is_uuid=str(f.field_type) == "uuid",
-                width=width_of_iceberg(str(f.field_type)),
+                width=len(f.field_type) if isinstance(f.field_type, FixedType) else None,
                 default=None if str(f.field_type) == "uuid" else f.write_default,
             )
             for s, f in zip(struct.fields, fields, strict=True)

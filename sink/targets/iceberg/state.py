@@ -1,7 +1,6 @@
 """An Iceberg table's state: where the sink's position is, also after a rollback, and whether the sink can write it.
 
-Either Iceberg's Java library reads the state (`sink.targets.iceberg.java_table`), or the sink itself, from the
-metadata's JSON (`sink.targets.iceberg.metadata`).
+These rules know no Java: `sink.targets.iceberg.java_table` reads the metadata for them.
 """
 
 import json
@@ -83,10 +82,7 @@ class IcebergState(TableView):
 
     @abstractmethod
     def expired_snapshots(self) -> "ExpiredSnapshots":
-        """What can still be found out about snapshots that have expired.
-
-        :raises NeedsSparkError: only Spark can tell.
-        """
+        """What can still be found out about snapshots that have expired."""
 
     @abstractmethod
     def sort_order(self) -> Mapping[str, Any]:
@@ -254,7 +250,6 @@ class IcebergState(TableView):
             of the data.
         :raises TableError: the table was rolled back, or replaced, and no known snapshot has a position; or everything
             that could tell is gone.
-        :raises NeedsSparkError: only Spark can tell.
         """
         text = self.property(f"{prefix}.position")
         if text is None:
@@ -286,19 +281,16 @@ class IcebergState(TableView):
         """
         return {}
 
+    @abstractmethod
     def _take_back(self, prefix: str, newest: str, state: Mapping[str, str] | None) -> None:
-        """Remember which properties of the position (`OF_POSITION`) hold after a rollback, for `property`. A table that
-        is only looked at doesn't.
+        """Remember which properties of the position (`OF_POSITION`) hold after a rollback, for `property`.
 
         :param newest: the operation that stored the newest position.
         :param state: what is true now; None if the table's properties are to be believed.
         """
 
     def position_in(self, snapshot_id: int, prefix: str) -> "Position | None":
-        """The sink's position in a known snapshot, whether or not the sink committed it. None if it is unknown.
-
-        :raises NeedsSparkError: only Spark can tell.
-        """
+        """The sink's position in a known snapshot, whether or not the sink committed it. None if it is unknown."""
         stored = json.loads(self.property(f"{prefix}.position") or "{}")
         if stored.get("snapshot-id") is None:
             return None
