@@ -1,9 +1,9 @@
 """The key index alone, without Spark: what a key costs on disk, to build, to open and to probe, and that memory doesn't
 grow with keys.
 
-Runs are written as the bootstrap writes them (`sink.spark.task.build_index`): 4M additive entries each, all of one
-sequence, each over the whole range of hashes. So every probe visits every run, as in a table just indexed by one task.
-Key number i is an int64: its low hash is itself, and its high hash a mix of it, so no key needs to be kept to be
+Runs are written as the bootstrap writes them (`sink.spark.tasks.index.build_index`): 4M additive entries each, all of
+one sequence, each over the whole range of hashes. So every probe visits every run, as in a table just indexed by one
+task. Key number i is an int64: its low hash is itself, and its high hash a mix of it, so no key needs to be kept to be
 found again.
 
 Building and probing are processes of their own. `cold` is the first probe after the runs were opened and dropped from

@@ -64,7 +64,7 @@ BAD_FIELDS = {
 TRUNCATE = "truncate"
 """The `error_class` of a row that isn't bad: its record says that the source emptied the table. Like a bad record, the
 row has no key, so it takes the same way past everything that looks at keys. Its order columns have values. All changes
-before it are void, and so are all rows that the table had. Each writing task gets it (`sink.spark.routing.to_all`).
+before it are void, and so are all rows that the table had. Each writing task gets it (`sink.routing.to_all`).
 """
 
 EMPTY_PARTITION = "is an empty text, which the table's partitions can't tell from NULL"

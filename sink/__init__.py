@@ -11,7 +11,7 @@ The path of a change, module by module:
     sink.sources         Kafka or files: the raw rows of a micro-batch, and the position they reach
     changelog.*          raw rows decoded into changelog rows, on Arrow in Spark tasks
     sink.run.microbatch  one table, one micro-batch: what it continues, what is committed, what follows a refusal
-    sink.run.writing     the Spark job of a micro-batch: decode, shuffle by key, write
-    sink.spark.task      runs a delta writer inside a Spark task
+    sink.spark.writing   the Spark job of a micro-batch: decode, shuffle by key, write
+    sink.spark.tasks     runs a delta writer inside a Spark task
     sink.targets         what a table is to the rest, and how each table format commits
 """

@@ -192,9 +192,9 @@ def test_what_decides_about_a_table_does_not_know_what_runs_its_tasks(module: st
     unknown = (
         "pyspark",
         "py4j",
-        "sink.run.spark_engine",
-        "sink.run.writing",
-        "sink.run.keyreading",
+        "sink.spark.engine",
+        "sink.spark.writing",
+        "sink.spark.keyreading",
         "sink.spark.exchange",
     )
     assert {name for name in names if f"{name}.".startswith(tuple(f"{part}." for part in unknown))} == set()
@@ -213,7 +213,7 @@ def test_what_a_target_adds_to_the_writers_loads_without_spark(target: str) -> N
         # what only a run that is watched needs
         ("sink.run.pipeline", {"prometheus_client"}),
         # what each Python worker would import, whatever the format
-        ("sink.spark.task", {"confluent_kafka"}),
+        ("sink.spark.tasks.write", {"confluent_kafka"}),
     ],
 )
 def test_a_start_imports_no_more_than_it_needs(module: str, others: set[str]) -> None:
@@ -224,7 +224,7 @@ def test_workers_are_forked_with_all_that_a_task_needs() -> None:
     """A task that finds a module missing imports it, in each new worker again."""
     code = "import sys, sink.spark.daemon; print(*sorted(sys.modules))"
     result = subprocess.run([sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True)
-    needed = {"sink.spark.task", "sink.targets.delta.writers", "sink.targets.iceberg.writers"}
+    needed = {"sink.spark.tasks.write", "sink.targets.delta.writers", "sink.targets.iceberg.writers"}
     assert needed <= set(result.stdout.split())
 
 
@@ -301,7 +301,7 @@ UNSAFE = re.compile(
     r"|eval|exec|compile|__import__|(yaml|ruamel)\.(unsafe_|full_)?load(_all)?|os\.(system|popen)|numpy\.load|np\.load"
 )
 """Calls that run what they read, or may."""
-READS_OUR_OWN = {"sink/spark/task.py": {"pickle.load"}}
+READS_OUR_OWN = {"sink/spark/tasks/shares.py": {"pickle.load"}}
 """What the driver has packed for its tasks, in the bytes of the job that Spark sends by pickle anyway."""
 
 

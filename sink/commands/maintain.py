@@ -23,8 +23,8 @@ from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
 from sink.run.rewrite_plan import RewriteOptions, chosen
-from sink.run.spark_engine import SparkEngine
 from sink.sources.source import Source
+from sink.spark.engine import SparkEngine
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import expiring
 from sink.targets.upkeep_values import Compacted, CompactionLimits

@@ -45,10 +45,10 @@ from sink.run.microbatch import TableSink
 from sink.run.patterns import ResolvedTable, find_tables
 from sink.run.pipeline import open_source
 from sink.run.plan import plan_table
-from sink.run.spark_engine import SparkEngine
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.spark.changes import is_bad, is_truncate
+from sink.spark.engine import SparkEngine
 from sink.spark.expressions import quoted
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import CLOCK_SECONDS

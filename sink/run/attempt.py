@@ -7,14 +7,14 @@ from dataclasses import dataclass
 from changelog.rows import order_column
 from deltawriters import DeltaOptions, TableSpec
 from deltawriters.keyindex import IndexSlice
+from sink import plans
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
+from sink.routing import KeyHash
 from sink.run.plan import deletes_carry_row, files_last
 from sink.run.table_plan import TablePlan
 from sink.run.written import Written
 from sink.sources.source import TableBatch
-from sink.spark import deletes, task
-from sink.spark.routing import KeyHash
 from sink.targets.values import ChangeSet
 
 SMALL_BATCH = 10_000
@@ -57,7 +57,7 @@ class TableShare:
 
     batch: TableBatch
     begun: Begun
-    share: task.Share
+    share: plans.Share
 
 
 @dataclass(frozen=True)
@@ -122,11 +122,11 @@ class TaskPlans:
         self._plan = plan
         self._dead_letters = dead_letters
 
-    def plan(self, begun: Begun, tasks: int) -> task.TaskPlan:
+    def plan(self, begun: Begun, tasks: int) -> plans.TaskPlan:
         """:param tasks: number of tasks that share the work."""
         section, index = self._plan.section, None
         if begun.index is not None:
-            index = task.IndexPlan(begun.index, begun.sequence, tasks, deletes.ON_DRIVER // tasks)
+            index = plans.IndexPlan(begun.index, begun.sequence, tasks, plans.ON_DRIVER // tasks)
         decoded, stored = ([c.name for c in spec.columns] for spec in (self._plan.changelog, self._plan))
         options = None
         if section.mode != "append":
@@ -142,7 +142,7 @@ class TaskPlans:
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
             )
         place = len(section.order_by)
-        return task.TaskPlan(
+        return plans.TaskPlan(
             begun.spec,
             options,
             begun.operation,

@@ -20,9 +20,9 @@ from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import CopyGroup
+from sink.plans import RewritePlan
 from sink.run.engine import Engine
 from sink.run.moving import dealt, move_rows
-from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.targets.seam import Table
 from sink.targets.values import Copied
@@ -53,7 +53,7 @@ class Replacement:
 
 
 def replace_files(
-    table: Table, engine: Engine, plan: task.RewritePlan, deleted: DeletedRows, created: list[str]
+    table: Table, engine: Engine, plan: RewritePlan, deleted: DeletedRows, created: list[str]
 ) -> Replacement:
     """Write the files that replace those from which rows are deleted.
 

@@ -1,8 +1,8 @@
 """The seam between what decides about a table and what runs its tasks.
 
 `TableSink`, `KeyIndex` and `MinorCompaction` decide what is written and committed. They know plain values only: an
-engine runs the programs of tasks (`sink.spark.task`) on records and data files, and says what came of it. The engine of
-every run is Spark (`sink.run.spark_engine`).
+engine runs the programs of tasks (`sink.spark.tasks`) on records and data files, as plans say (`sink.plans`), and tells
+what came of it. The engine of every run is Spark (`sink.spark.engine`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -14,12 +14,12 @@ from pyiceberg.io import FileIO
 from changelog.decoding import Stated
 from deltawriters import TableSpec
 from deltawriters.keyindex import IndexSlice, RunInfo
+from sink.plans import Groups, RewritePlan
+from sink.routing import KeyHash
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written
 from sink.sources.source import TableBatch
-from sink.spark import task
-from sink.spark.routing import KeyHash
 from sink.targets.loading import Tables
 from sink.targets.values import LiveFile
 
@@ -132,9 +132,9 @@ class Engine(Protocol):
     def parallelism(self) -> int:
         """How many tasks may run side by side."""
 
-    def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
+    def rewrite(self, plan: RewritePlan, groups: Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
         """Move rows to new files in tasks.
 
         :param written: the paths of new files are added to it, also if it fails.
-        :return: the tasks' results (`task.rewritten`).
+        :return: the tasks' results (`RewritePlan.move`).
         """

@@ -35,11 +35,11 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.table import Bucket
 from sink.errors import TableError
+from sink.plans import RewritePlan
+from sink.routing import RANGES, KeyHash
 from sink.run.copy_on_write import Replacement, replace_files
 from sink.run.engine import Engine, KeyReading
 from sink.run.table_plan import TablePlan
-from sink.spark import task
-from sink.spark.routing import RANGES, KeyHash
 from sink.targets.locations import check_location
 from sink.targets.seam import Table
 from sink.targets.values import IndexCommit, LiveFile, StoredPosition, TableChanges, WrittenDeletes
@@ -288,7 +288,7 @@ class KeyIndex:
         :param operation: name of the commit.
         :param slice_: the part of the index that the tasks had.
         :param tasks: number of tasks that share the hash space.
-        :param results: `index` of each task's result (`sink.spark.task`).
+        :param results: `index` of each task's result (`sink.spark.tasks.write`).
         :param truncated: the commit removes all rows that the table has (`ChangeSet.truncates`).
         """
         return self._prepare(operation, slice_, tasks, results, Meanwhile(), truncates=truncated)
@@ -399,7 +399,7 @@ class KeyIndex:
         spec, key = self._table.spec, tuple(self._plan.section.key)
         slice_ = replace(slice_, runs=self._synchronized().runs, dead=dict(self._synchronized().dead))
         # not the commit's name: it may be sent again with other files, before the first ones are deleted
-        plan = task.RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
+        plan = RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
         return replace_files(self._table, self._engine, plan, deleted, new_paths)
 
     def _without_dead_ends(self, runs: list[RunInfo], dead: Mapping[str, int]) -> tuple[list[RunInfo], set[str]]:

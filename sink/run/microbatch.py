@@ -26,6 +26,7 @@ from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TemporaryError
+from sink.plans import Share
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.guards import (
@@ -36,7 +37,6 @@ from sink.run.guards import (
     check_snapshots,
     check_topic,
 )
-from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
 from sink.run.keys import KEY, TableKey, accepted_property, compared, may_spread, with_key
 from sink.run.minor_compaction import MinorCompaction
@@ -80,7 +80,7 @@ from sink.run.stale_deletes import StaleDeletes
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.spark import task
+from sink.spark.job_errors import before_commit
 from sink.targets.notes import ROWS, SINK_ID
 from sink.targets.own_state import (
     COUNTED,
@@ -324,7 +324,7 @@ class TableSink:
             return None
         self._uncommitted.paths = []
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
-        share = task.Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
+        share = Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
         return TableShare(batch, begun, share)
 
     def take_over(self, paths: Sequence[str]) -> None:

@@ -22,12 +22,12 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
 from sink.errors import RowdeltaError, TemporaryError
+from sink.plans import RewritePlan
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
 from sink.run.moving import move_rows
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.written import Uncommitted
-from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
@@ -189,7 +189,7 @@ class MinorCompaction:
         gone = [file.path for group in groups for file in group.files]
         scan_seconds = time.monotonic() - started
         try:
-            plan = task.RewritePlan(
+            plan = RewritePlan(
                 spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name, order
             )
             on_driver = sum(group.size_in_bytes for group in groups) <= _ON_DRIVER

@@ -11,8 +11,8 @@ from typing import Any, TypeVar
 
 from deltawriters import TaskId
 from deltawriters.keyindex import RunInfo
+from sink.plans import Groups, RewritePlan
 from sink.run.engine import Engine
-from sink.spark import task
 
 T = TypeVar("T")
 
@@ -35,8 +35,8 @@ class Moved:
 
 def move_rows(
     engine: Engine,
-    plan: task.RewritePlan,
-    groups: task.Groups,
+    plan: RewritePlan,
+    groups: Groups,
     created: list[str],
     *,
     on_driver: bool = False,
@@ -53,7 +53,7 @@ def move_rows(
         parts = shares(groups, threads)
 
         def rewritten(number: int) -> Mapping[str, Any]:
-            return task.rewritten(plan, TaskId(number, 0, plan.operation), parts[number], created.extend)
+            return plan.move(TaskId(number, 0, plan.operation), parts[number], created.extend)
 
         with ThreadPoolExecutor(max(1, len(parts) - 1)) as pool:  # the first one is this thread's
             others = [pool.submit(rewritten, number) for number in range(1, len(parts))]
@@ -79,7 +79,7 @@ def dealt(items: Iterable[T], count: int, size: Callable[[T], int]) -> list[list
     return [group for group in groups if group]
 
 
-def shares(groups: task.Groups, count: int) -> Sequence[task.Groups]:
+def shares(groups: Groups, count: int) -> Sequence[Groups]:
     """Groups of files, dealt out to at most so many tasks."""
     each: list[Any] = list(groups)
     return dealt(each, count, lambda group: int(group.size_in_bytes))

@@ -24,13 +24,13 @@ from sink.config import Config, TableSection
 from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import column_type, parse_type, wanted_columns
-from sink.run.computed import check_computed
 from sink.run.inference import Sample, SparkSample
 from sink.run.keys import TableKey, check_tells_rows_apart, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.run.source_tables import SourceTables, source_tables_property
 from sink.run.table_plan import TablePlan
 from sink.sources.source import Position, Source
+from sink.spark.computed import check_computed
 from sink.spark.versions import parse_ddl
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs

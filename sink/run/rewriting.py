@@ -26,16 +26,16 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import RunInfo
 from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
+from sink.plans import RewritePlan
 from sink.run.engine import Engine
-from sink.run.job_errors import JOB_ERRORS, before_commit, job_error
 from sink.run.keyindex import KeyIndex, Pin
 from sink.run.moving import move_rows
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.run.written import Uncommitted
-from sink.spark import task
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
+from sink.spark.job_errors import JOB_ERRORS, before_commit, job_error
 from sink.targets.notes import REWRITE, SINK_ID
 from sink.targets.seam import Committer, Table
 from sink.targets.values import IndexCommit, Rewrite, StoredPosition, TableChangedError
@@ -207,7 +207,7 @@ class Rewriting:
         """
         started = time.monotonic()
         pin = begun.pin
-        plan = task.RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
+        plan = RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
         try:
             new = move_rows(self._engine, plan, begun.groups, begun.uncommitted.paths)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is

@@ -16,9 +16,9 @@ from changelog.amounts import amount
 from deltawriters.keyindex.versions import IndexLostError
 from sink.config import TableSection
 from sink.errors import RowdeltaError
-from sink.run.job_errors import before_commit
 from sink.run.keyindex import KeyIndex
 from sink.run.written import Uncommitted
+from sink.spark.job_errors import before_commit
 from sink.targets.notes import REWRITE, SINK_ID
 from sink.targets.seam import Committer, Table
 from sink.targets.upkeep_values import EqualityDeleted

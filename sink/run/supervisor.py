@@ -29,15 +29,15 @@ from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaE
 from sink.redaction import masked
 from sink.run.attempt import TableShare
 from sink.run.inference import stated_keys
-from sink.run.joint import JointWriter
 from sink.run.microbatch import TableSink
 from sink.run.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import open_table
-from sink.run.spark_engine import SparkEngine
 from sink.run.written import Written
 from sink.sources.source import Source, Stream, TableBatch
+from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
+from sink.spark.joint import JointWriter
 from sink.spark.progress import Line
 from sink.spark.session import activate
 from sink.targets.retries import doubled

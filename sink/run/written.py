@@ -18,7 +18,7 @@ log = logging.getLogger("rowdelta")
 
 @dataclass(frozen=True)
 class Written:
-    """Results of tasks (`sink.spark.task.run`).
+    """Results of tasks (`sink.spark.tasks.write.run`).
 
     :param files: data and delete files, as `ContentFileParser` JSON.
     :param dead_letters: files of the dead-letter table, likewise.

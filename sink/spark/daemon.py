@@ -11,7 +11,11 @@ from pyspark.daemon import manager
 # No more than imports: a thread would be missing in the forked workers. Tasks import a target's modules when they
 # unpickle a table.
 import sink.spark.deletes
-import sink.spark.task
+import sink.spark.tasks.decode
+import sink.spark.tasks.index
+import sink.spark.tasks.move
+import sink.spark.tasks.shares
+import sink.spark.tasks.write
 import sink.targets.delta.uniting
 import sink.targets.iceberg.uniting  # noqa: F401
 

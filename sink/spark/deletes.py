@@ -20,7 +20,8 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.old_rows import DeletedRows, DeleteGroup, FoundRows
 from deltawriters.vectors import LostVectorError
-from sink.spark import task
+from sink import plans
+from sink.spark.accumulators import ListParam
 
 log = logging.getLogger("rowdelta")
 
@@ -33,10 +34,6 @@ Write = Callable[[Table, DeleteGroup[Fact], list[str]], list[Result]]
 is added to the list, also if it fails. It runs in tasks, too.
 """
 
-ON_DRIVER = 16 * 1024 * 1024
-"""Most bytes of positions and old vectors that the driver takes. They are about 8 million rows, and the driver holds
-some four times as much. On two cores, a job of tasks unites vectors faster from about 40 MB on.
-"""
 _LEAST = 4 * 1024 * 1024
 """A task gets at least so many bytes, if it isn't the only one."""
 _MOST = 32 * 1024 * 1024
@@ -64,7 +61,7 @@ def unite_deletes(
     """
     sizes = {path: cost(found, facts[path]) for path, found in rows.found.items()}
     total = sum(sizes.values())
-    if total <= ON_DRIVER and not rows.files:
+    if total <= plans.ON_DRIVER and not rows.files:
         return write(table, DeleteGroup(rows, facts), created)
     started = time.monotonic()
     # what Spark shares out goes through a file, so it has no credentials
@@ -73,7 +70,7 @@ def unite_deletes(
         DeleteGroup(shared.of(paths), {path: facts[path] for path in paths})
         for paths in _shared_out(sizes, spark.sparkContext.defaultParallelism)
     ]
-    written = spark.sparkContext.accumulator(list[str](), task.ListParam[str]())
+    written = spark.sparkContext.accumulator(list[str](), ListParam[str]())
     step = functools.partial(_written, table, write, rows.io_properties, written)
     try:
         outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()

@@ -21,8 +21,8 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.rows import HASH
+from sink.routing import owner
 from sink.spark.failures import told
-from sink.spark.routing import owner
 
 Step = Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]]
 """One step of a task's work."""

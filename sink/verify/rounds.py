@@ -28,10 +28,10 @@ from pyspark.sql import types as T
 
 from changelog.amounts import amount
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
-from sink.run.job_errors import JOB_ERRORS
 from sink.run.table_plan import TablePlan
 from sink.sources.source import Position
 from sink.spark.expressions import quoted
+from sink.spark.job_errors import JOB_ERRORS
 from sink.spark.progress import Line, progress
 from sink.spark.versions import to_arrow
 from sink.targets.own_state import start_position

@@ -15,6 +15,7 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import plans
 from sink.errors import TableError, TemporaryError
 from sink.run.keyindex import KeyIndex
 from sink.spark import deletes as delete_tasks
@@ -41,7 +42,7 @@ def in_tasks(on_driver: int = 0, least: int = 1) -> Iterator[None]:
     :param least: a task gets at least so many bytes.
     """
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(delete_tasks, "ON_DRIVER", on_driver)
+        patch.setattr(plans, "ON_DRIVER", on_driver)
         patch.setattr(delete_tasks, "_LEAST", least)
         yield
 
@@ -109,7 +110,7 @@ def test_tasks_make_the_same_vectors_as_the_driver(
         job.run()
         for deleted in (range(0, 4600, 500), range(1500, 4500, 3), range(3000, 4500), range(1, 2000, 7)):
             job.write([("-D", row(key, f"r{key // 1500 * 1500}")) for key in deleted])
-        with in_tasks(0 if name == "tasks" else delete_tasks.ON_DRIVER):
+        with in_tasks(0 if name == "tasks" else plans.ON_DRIVER):
             job.run()
         assert (WRITTEN in caplog.text) == (name == "tasks")
         job.check(travel=(5, 6, 7))

@@ -20,8 +20,8 @@ from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
 from sink.deadletters.topic import DeadLetterTopic
 from sink.errors import RowdeltaError, TableError
-from sink.run import joint
 from sink.run.pipeline import Pipeline
+from sink.spark import joint
 from sink.spark.versions import to_arrow
 from sink.targets.delta import live_files
 from tests.delta.harness import vacuum

@@ -18,8 +18,8 @@ from deltawriters import CardinalityError, ContentFile, DeltaOptions, DeltaWrite
 from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, high_hash
 from deltawriters.resolve import IndexResult, IndexTask
+from sink.routing import KeyHash, is_truncate, to_all
 from sink.spark.exchange import owned, packed
-from sink.spark.routing import KeyHash, is_truncate, to_all
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.lake import Lake
 from tests.deltawriters.test_delta import BY_REGION, UNPARTITIONED, table_at
@@ -50,7 +50,7 @@ def batch(events: Sequence[Event]) -> pa.RecordBatch:
 def written(
     table: IcebergTableSpec, options: DeltaOptions, batches: Sequence[pa.RecordBatch], task: str = "0-op"
 ) -> list[ContentFile]:
-    """What one task writes of its rows, as `sink.spark.task` has it write them."""
+    """What one task writes of its rows, as `sink.spark.tasks.write` has it write them."""
     number, operation = task.split("-")
     writer = DeltaWriter(table, options, TaskId(int(number), 1, operation))
     for rows in batches:

@@ -19,16 +19,17 @@ from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, una
 from deltawriters import DeltaWriter, WriteResult
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
+from sink.plans import Groups, RewritePlan
+from sink.routing import to_all
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.engine import Decoded, KeyReading
-from sink.run.job_errors import job_error
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import TableBatch
-from sink.spark import task
 from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
-from sink.spark.routing import to_all
+from sink.spark.job_errors import job_error
+from sink.spark.tasks import index, move, write
 from sink.targets.loading import Tables
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
@@ -63,7 +64,7 @@ def _noting(refused: set[int]) -> Iterator[None]:
             return result
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(task, "DeltaWriter", Noting)
+        patch.setattr(write, "DeltaWriter", Noting)
         yield
 
 
@@ -121,22 +122,22 @@ class MemoryEngine:
         self.clock.step("read keys")
         numbers = np.arange(len(files), dtype=np.uint64)
         batches = (_keys(file.handle, number, reading, self.table.store.contents) for number, file in enumerate(files))
-        entries = task.index_entries(reading.table, numbers, reading.hash, reading.index.base, batches)
+        entries = index.index_entries(reading.table, numbers, reading.hash, reading.index.base, batches)
         with in_task(0, self.next_attempt()):
             indexed = [file.file for file in files]
-            results = list(task.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
+            results = list(index.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
         return [RunInfo.from_json(run) for text in _texts(results) for run in json.loads(text)]
 
     @property
     def parallelism(self) -> int:
         return self.tasks
 
-    def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
+    def rewrite(self, plan: RewritePlan, groups: Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
         results: list[Mapping[str, Any]] = []
         for number, group in enumerate(groups):
             self.clock.step("start a task")
             with in_task(number, self.next_attempt()):
-                results += task.rewrite(plan, _adding(written), [[group]])  # type: ignore[list-item]
+                results += move.rewrite(plan, _adding(written), [[group]])  # type: ignore[list-item]
         return results
 
 
@@ -170,7 +171,7 @@ class MemoryWriter:
                 if own or not self._engine.leaves_idle_out:
                     self._engine.clock.step("start a task")
                     with in_task(number, self._engine.next_attempt()), _noting(refused):
-                        results += _texts(list(task.run(plan, _adding(self._uncommitted.paths), own)))
+                        results += _texts(list(write.run(plan, _adding(self._uncommitted.paths), own)))
         except Exception as error:
             self._uncommitted.delete()
             failure = failure_of(error)
@@ -256,8 +257,8 @@ def _keys(file: DataFile, number: int, reading: KeyReading, contents: Mapping[st
     places = np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))
     keys = rows.take(pa.array(places)).combine_chunks()
     columns = {name: _only_chunk(keys.column(name)) for name in reading.hash.key}
-    columns[task.INDEX_FILE] = pa.array(np.full(len(places), number, np.int64))
-    columns[task.INDEX_POS] = pa.array(places)
+    columns[index.INDEX_FILE] = pa.array(np.full(len(places), number, np.int64))
+    columns[index.INDEX_POS] = pa.array(places)
     return pa.RecordBatch.from_pydict(columns)
 
 

@@ -26,12 +26,12 @@ from deltawriters import DeltaOptions, DeltaWriter, delta
 from deltawriters.content import Locations, TouchedFile
 from deltawriters.resolve import NOWHERE
 from deltawriters.superseded import SupersededRows
+from sink.routing import to_all
 from sink.run import copy_on_write, keyindex
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
 from sink.run.written import Uncommitted
-from sink.spark.routing import to_all
 from sink.targets.seam import Committer
 from sink.targets.values import IndexCommit, TableChanges
 from tests.memory import engine

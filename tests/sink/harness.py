@@ -43,10 +43,13 @@ from pyspark.sql import SparkSession
 from deltawriters import DeltaOptions
 from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from deltawriters.keyindex.versions import IndexVersion
+from sink import plans
 from sink.config import Config, PartitionField
-from sink.run import attempt, copy_on_write, keyindex, minor_compaction, writing
+from sink.run import attempt, copy_on_write, keyindex, minor_compaction
 from sink.run.pipeline import Pipeline
-from sink.spark import deletes, task
+from sink.spark import deletes, writing
+from sink.spark.tasks import decode as decoding
+from sink.spark.tasks import write
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -585,7 +588,7 @@ def crashing(
             if fault == "after the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
-                patch.setattr(task, "run", die_in_task)
+                patch.setattr(write, "run", die_in_task)
             return None
 
         def rewrite(self: Committer, request: Rewrite) -> None:
@@ -598,7 +601,7 @@ def crashing(
         patch.setattr(of, "commit_once", commit_once)
         patch.setattr(of, "rewrite", rewrite)
         if fault == "in a task" and after_commits == 0:
-            patch.setattr(task, "run", die_in_task)
+            patch.setattr(write, "run", die_in_task)
         yield
 
 
@@ -679,12 +682,12 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
 
 
 def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
-    """`sink.spark.task.run`, but the first task fails with some of its rows written."""
-    yield from task.run(plan, written, _first_then(CrashError("crash in a task"), batches))
+    """`sink.spark.tasks.write.run`, but the first task fails with some of its rows written."""
+    yield from write.run(plan, written, _first_then(CrashError("crash in a task"), batches))
 
 
 def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterator[pa.RecordBatch]]:
-    """`sink.spark.task.decode` in place of which the format fails on every record that has `where` in it."""
+    """`sink.spark.tasks.decode.decode` in place of which the format fails on every record that has `where` in it."""
 
     def decode(decoder: Any, then: Any, batches: Any) -> Iterator[pa.RecordBatch]:
         from changelog import formats
@@ -706,7 +709,7 @@ def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterato
 
         formats.find = failing
         try:
-            yield from task.decode(decoder, then, batches)
+            yield from decoding.decode(decoder, then, batches)
         finally:
             formats.find = find
 
@@ -714,8 +717,8 @@ def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterato
 
 
 def fill_disk_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
-    """`sink.spark.task.run`, but the first task finds the disk full."""
-    yield from task.run(plan, written, _first_then(OSError(28, "No space left on device"), batches))
+    """`sink.spark.tasks.write.run`, but the first task finds the disk full."""
+    yield from write.run(plan, written, _first_then(OSError(28, "No space left on device"), batches))
 
 
 def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
@@ -749,7 +752,7 @@ def tiny_thresholds(
         patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
         patch.setattr(writing, "PART_ROWS", 1)
-        patch.setattr(deletes, "ON_DRIVER", on_driver)
+        patch.setattr(plans, "ON_DRIVER", on_driver)
         patch.setattr(deletes, "_LEAST", 1)
         patch.setattr(copy_on_write, "_ON_DRIVER", on_driver)
         patch.setattr(copy_on_write, "_LEAST", 1)

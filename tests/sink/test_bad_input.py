@@ -20,16 +20,17 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
-from sink.run import attempt, guards, writing
+from sink.run import attempt, guards
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
-from sink.run.writing import is_read_by_each
 from sink.run.written import sum_up
 from sink.sources import files as source_of_files
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch, WholeFile
-from sink.spark import exchange, task
+from sink.spark import exchange, writing
+from sink.spark.tasks import decode, write
 from sink.spark.versions import to_arrow
+from sink.spark.writing import is_read_by_each
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
@@ -138,7 +139,7 @@ def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
 
     with monkeypatch.context() as patch:
         patch.setattr(guards, "_MOST_UNDECODED", 3)
-        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
+        patch.setattr(decode, "decode", decode_with(TypeError("unexpected keyword")))
         for _ in range(3):  # as a topic may begin
             more(1)
         json_job.run()
@@ -148,7 +149,7 @@ def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
         more(1)
         with pytest.raises(DataError, match=r"failed on all of the last 4 records.*TypeError.*Correct the format"):
             json_job.run()
-        patch.setattr(task, "decode", decode_with(NameError("no_such_name")))
+        patch.setattr(decode, "decode", decode_with(NameError("no_such_name")))
         with pytest.raises(
             ConfigError, match=r"format row-kind fails in its own code: NameError.*No record is at fault"
         ):
@@ -158,7 +159,7 @@ def test_a_format_that_fails_on_everything_makes_no_dead_letters_of_a_topic(
     assert ids(json_job) == [300]
     with monkeypatch.context() as patch:
         patch.setattr(guards, "_MOST_UNDECODED", 3)
-        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword")))
+        patch.setattr(decode, "decode", decode_with(TypeError("unexpected keyword")))
         more(1)  # what was read in between counts
         json_job.run()
         more(4)
@@ -174,7 +175,7 @@ def test_a_format_that_fails_on_much_of_a_micro_batch(json_job: Job, monkeypatch
     json_job.write([good(number) for number in range(14)])
     json_job.write([*(good(n) for n in range(14, 26)), *(good(n, "-D") for n in range(12))])
     with monkeypatch.context() as patch:
-        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword"), b'"-D"'))
+        patch.setattr(decode, "decode", decode_with(TypeError("unexpected keyword"), b'"-D"'))
         with pytest.raises(DataError, match=r"with TypeError on 12 of the 24 records .*Correct the format"):
             json_job.run()
     assert ids(json_job) == list(range(14))
@@ -190,7 +191,7 @@ def test_a_small_file_of_bad_records_does_not_stop_the_table(json_job: Job, monk
     json_job.write([good(2, region="bad"), good(3, region="bad")])
     json_job.write([good(4)])
     with monkeypatch.context() as patch:
-        patch.setattr(task, "decode", decode_with(TypeError("unexpected keyword"), b"bad"))
+        patch.setattr(decode, "decode", decode_with(TypeError("unexpected keyword"), b"bad"))
         json_job.run()
     assert ids(json_job) == [1, 4]
     assert [letter["error_class"] for letter in dead_letters(json_job)] == ["decoder_failed"] * 2
@@ -363,7 +364,7 @@ def test_tasks_that_read_different_files_of_one_name_are_noticed(job: Job, monke
     other = job.write([good(number, region="us") for number in range(20)])
     content = other.read_bytes()
     other.unlink()
-    original: Any = task.decode_files
+    original: Any = decode.decode_files
 
     def replaced(*args: Any) -> Iterator[pa.RecordBatch]:
         context = TaskContext.get()
@@ -372,7 +373,7 @@ def test_tasks_that_read_different_files_of_one_name_are_noticed(job: Job, monke
         yield from original(*rest, [(path, content if context.partitionId() else old) for path, old in files])
 
     with monkeypatch.context() as patch:
-        patch.setattr(task, "decode_files", replaced)
+        patch.setattr(decode, "decode_files", replaced)
         with pytest.raises(TemporaryError, match=r"replaced while they were read: 20 rows were listed, and 20 read"):
             job.run()
     assert job.unreferenced_files() == []
@@ -551,7 +552,7 @@ def test_a_full_disk_is_temporary_and_leaves_nothing(job: Job, monkeypatch: pyte
     job.run()
     job.write([good(n, "+U", "us") for n in range(20)])
     with monkeypatch.context() as patch:
-        patch.setattr(task, "run", fill_disk_in_task)
+        patch.setattr(write, "run", fill_disk_in_task)
         with pytest.raises(
             TemporaryError, match=r"no space left on device while writing\. Free space and run again"
         ) as caught:

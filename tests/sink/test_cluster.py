@@ -99,7 +99,7 @@ def test_what_is_left_out(packed: tuple[Path, list[str]]) -> None:
     assert names == sorted(names)
     assert {entry.mtime for entry in entries} == {packaging._TIME}
     assert not [name for name in names if re.search(r"/(pyspark|py4j|pytest|moto|tests|__pycache__)(/|$)", name)]
-    assert "lib/sink/spark/task.py" in names
+    assert "lib/sink/spark/tasks/write.py" in names
     assert sum(entry.size for entry in entries) < 400_000_000
     assert archive.name == packaging.default_name()
     assert re.fullmatch(rf"rowdelta-[\d.]+-cp{sys.version_info[0]}{sys.version_info[1]}-\w+\.tar\.gz", archive.name)

@@ -21,6 +21,7 @@ from deltawriters.content import OldRows
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.old_rows import DeletedRows, DeleteGroup, tell
 from deltawriters.vectors import LostVectorError
+from sink import plans
 from sink.spark import deletes as delete_tasks
 from sink.spark.deletes import unite_deletes
 
@@ -32,7 +33,7 @@ DATA_FILES = ("a", "b")
 
 @pytest.fixture(autouse=True)
 def _a_task_for_each_data_file(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(delete_tasks, "ON_DRIVER", 0)
+    monkeypatch.setattr(plans, "ON_DRIVER", 0)
     monkeypatch.setattr(delete_tasks, "_LEAST", 1)
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 
 from changelog.rows import BAD, HASH
 from deltawriters.keyindex import high_hash
+from sink.routing import RANGES, KeyHash, owner, range_of
 from sink.spark import exchange
 from sink.spark.exchange import (
     PACKED_SCHEMA,
@@ -27,7 +28,6 @@ from sink.spark.exchange import (
     owned,
     packed,
 )
-from sink.spark.routing import RANGES, KeyHash, owner, range_of
 
 ROWS = st.lists(st.tuples(st.integers(-(2**63), 2**63 - 1), st.text(max_size=8) | st.none()), max_size=40)
 

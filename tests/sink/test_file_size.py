@@ -14,8 +14,9 @@ from changelog.rows import BAD, BAD_FIELDS, KIND, RowKind, order_column
 from deltawriters import DeltaOptions, TaskId
 from deltawriters.partitioning import LASTING_BYTES
 from sink.config import TableSection
+from sink.plans import TaskPlan
 from sink.run.plan import files_last
-from sink.spark import task
+from sink.spark.tasks import write
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.sink.harness import Job
 
@@ -78,8 +79,8 @@ def test_small_files_that_last_are_packed_well(tmp_path: Path, options: DeltaOpt
         """Bytes of the files."""
         properties = (("write.parquet.compression-level", str(level)),) if level else ()
         table = IcebergTableSpec(str(tmp_path), 2, schema, ('{"spec-id":0,"fields":[]}',), 0, properties)
-        plan = task.TaskPlan(table, options, "op", "lake.shop.orders", None, None, lasting=lasting)
-        summary, _ = task._written(plan, TaskId(0, 1, "op"), [batch])
+        plan = TaskPlan(table, options, "op", "lake.shop.orders", None, None, lasting=lasting)
+        summary, _ = write.write_changes(plan, TaskId(0, 1, "op"), [batch])
         assert summary["records"]["DATA"] == rows.num_rows
         return int(summary["bytes"])
 

@@ -26,8 +26,8 @@ from pyspark.sql.pandas.types import to_arrow_type
 
 from deltawriters.keyindex import high_hash
 from sink.errors import TableError
-from sink.run.keyreading import _path_hash, _path_hashes
-from sink.spark.routing import RANGES, KeyHash, owner
+from sink.routing import RANGES, KeyHash, owner
+from sink.spark.keyreading import _path_hash, _path_hashes
 from sink.spark.versions import to_arrow
 from sink.targets.iceberg.partitions import IcebergBucket
 

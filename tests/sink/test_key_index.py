@@ -18,13 +18,14 @@ from pyspark.sql import SparkSession
 
 from deltawriters.keyindex import BASE
 from deltawriters.keyindex import vector_log as deletion_vectors
+from sink import plans
 from sink.errors import TableError, TemporaryError
 from sink.run.keyindex import KeyIndex
-from sink.run.keyreading import read_keys
-from sink.run.spark_engine import HadoopFolder
 from sink.run.written import Written
 from sink.spark import deletes as delete_tasks
 from sink.spark import versions as spark_versions
+from sink.spark.engine import HadoopFolder
+from sink.spark.keyreading import read_keys
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import position_deletes
 from sink.targets.iceberg import uniting as iceberg_uniting
@@ -155,7 +156,7 @@ def test_tasks_write_many_deletes_of_v2_however_small_their_vectors_are(
     caplog.set_level(logging.INFO, "rowdelta")
     job = Job(spark, tmp_path, tasks=1)
     apply(job, insert(*range(1000)))
-    monkeypatch.setattr(delete_tasks, "ON_DRIVER", 7000)  # bytes, and a row counts 8
+    monkeypatch.setattr(plans, "ON_DRIVER", 7000)  # bytes, and a row counts 8
     apply(job, delete(*range(800)))
     assert "written by 1 task |" not in caplog.text
     apply(job, insert(*range(1000, 2000)), delete(*range(1000, 1900)))
@@ -203,7 +204,7 @@ def test_tasks_that_can_t_read_a_vector_leave_nothing_behind(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One of two tasks finds the old vector damaged. The other one has written its file by then."""
-    monkeypatch.setattr(delete_tasks, "ON_DRIVER", 0)
+    monkeypatch.setattr(plans, "ON_DRIVER", 0)
     monkeypatch.setattr(delete_tasks, "_LEAST", 1)
     job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"})
     apply(job, insert(*range(10)), insert(*range(10, 20)), delete(1), delete(11))
@@ -223,12 +224,12 @@ def test_tasks_that_can_t_read_a_vector_leave_nothing_behind(
     assert list(job.index_folder.rglob("*-positions")) == []
 
 
-@pytest.mark.parametrize("on_driver", [0, delete_tasks.ON_DRIVER], ids=["tasks", "driver"])
+@pytest.mark.parametrize("on_driver", [0, plans.ON_DRIVER], ids=["tasks", "driver"])
 def test_position_deletes_of_v2_go_on_as_vectors_when_the_table_is_upgraded(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_driver: int
 ) -> None:
     """Readers ignore a data file's Parquet position deletes once it has a vector, so the vector has them too."""
-    monkeypatch.setattr(delete_tasks, "ON_DRIVER", on_driver)
+    monkeypatch.setattr(plans, "ON_DRIVER", on_driver)
     job = Job(spark, tmp_path, tasks=1, partition_by=["region"])
     apply(job, insert(1, 2, 3, 4), insert(5, 6, region="us"), delete(1))
     assert deletes(job) == [("PARQUET", 1)]

@@ -36,9 +36,9 @@ from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.run.rewriting import RunningRewrite
-from sink.run.spark_engine import SparkEngine
-from sink.spark import task
+from sink.spark.engine import SparkEngine
 from sink.spark.session import MAINTENANCE_POOL
+from sink.spark.tasks import move
 from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
@@ -673,7 +673,7 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
     is.
     """
     started = tmp_path / "started"
-    rewrite, close = task.rewrite, PartitionedWriter.close
+    rewrite, close = move.rewrite, PartitionedWriter.close
 
     def slow(*arguments: Any) -> Iterator[Any]:
         """All files are written, and it isn't done yet."""
@@ -688,7 +688,7 @@ def test_a_job_that_is_stopped_does_not_wait_for_a_rewrite(
             patch.setattr(PartitionedWriter, "close", wait)
             yield from rewrite(*arguments)
 
-    monkeypatch.setattr("sink.spark.task.rewrite", slow)
+    monkeypatch.setattr("sink.spark.tasks.move.rewrite", slow)
     job = running(Job(spark, tmp_path, tasks=1))
     job.sections = {"sink": {"trigger": trigger}}
     seconds = AT_THE_END if trigger == "available-now" else 0.05
@@ -1123,7 +1123,7 @@ def unreadable(*_: Any) -> Any:
 
 def on_driver(self: SparkEngine, plan: Any, groups: Any, written: list[str]) -> Any:
     """`SparkEngine.rewrite`, where a test's patches are."""
-    return [task.rewritten(plan, TaskId(0, 0, plan.operation), groups, written.extend)]
+    return [plan.move(TaskId(0, 0, plan.operation), groups, written.extend)]
 
 
 @pytest.mark.spark

@@ -27,13 +27,14 @@ from pyspark.sql import functions as F
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TableError
-from sink.run import attempt, joint, supervisor
+from sink.run import attempt, supervisor
 from sink.run.attempt import TableShare
-from sink.run.joint import JointWriter
 from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
-from sink.spark import task
+from sink.spark import joint
+from sink.spark.joint import JointWriter
+from sink.spark.tasks import shares
 from sink.spark.versions import to_arrow
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
@@ -639,7 +640,7 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
     shop: Shop, monkeypatch: pytest.MonkeyPatch, jobs: Jobs, failing: int | None
 ) -> None:
     """Also when one of its two tasks was done: nothing that was written stays."""
-    run_shares = task.run_shares
+    run_shares = shares.run_shares
     written, heard = shop.folder / "written", shop.folder / "heard"
 
     def failing_task(*args: Any) -> Iterator[Any]:
@@ -669,9 +670,9 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
         shop.change(name, 20)
     with monkeypatch.context() as patch:
         if failing is None:
-            patch.setattr(task, "run_shares", lambda *args: iter([1 / 0]))
+            patch.setattr(joint, "run_shares", lambda *args: iter([1 / 0]))
         else:
-            patch.setattr(task, "run_shares", failing_task)
+            patch.setattr(joint, "run_shares", failing_task)
             Thread(target=tell_when_heard, daemon=True).start()
         shop.run()
     assert failing is None or heard.exists()

@@ -14,7 +14,6 @@ from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.rewrite import CopyGroup
 from sink.run import copy_on_write
 from sink.run.moving import move_rows
-from sink.spark import task
 
 MB = 1024 * 1024
 
@@ -59,11 +58,11 @@ def test_many_small_partitions_are_few_tasks() -> None:
     assert [len(group.files) for group in found] == [8] * 10
 
 
-def test_after_an_error_on_the_driver_all_files_are_known(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_after_an_error_on_the_driver_all_files_are_known() -> None:
     """Else those of the other threads would stay."""
     failing = threading.Event()
 
-    def rewritten(_: object, task: TaskId, __: object, written: Callable[[list[str]], None]) -> dict[str, Any]:
+    def move(task: TaskId, _: object, written: Callable[[list[str]], None]) -> dict[str, Any]:
         if task.partition == 0:
             failing.set()
             raise OSError("the disk is full")
@@ -71,9 +70,8 @@ def test_after_an_error_on_the_driver_all_files_are_known(monkeypatch: pytest.Mo
         written([f"file of {task.partition}"])
         return {"files": [], "runs": [], "rows": 0, "bytes": 0}
 
-    monkeypatch.setattr(task, "rewritten", rewritten)
     created: list[str] = []
-    plan = Mock(operation="operation")
+    plan = Mock(operation="operation", move=move)
     two = groups(("a", 2), ("b", 2))
     with pytest.raises(OSError, match="the disk is full"):
         move_rows(Mock(), plan, two, created, on_driver=True, threads=4)

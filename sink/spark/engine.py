@@ -13,17 +13,18 @@ from deltawriters.keyindex import RunInfo
 from deltawriters.storage import file_io
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
+from sink.plans import Groups, RewritePlan
 from sink.run.attempt import TaskPlans
 from sink.run.engine import KeyReading
-from sink.run.keyreading import read_keys
 from sink.run.moving import shares
 from sink.run.table_plan import TablePlan
-from sink.run.writing import SparkWriter
 from sink.run.written import Uncommitted
-from sink.spark import task
-from sink.spark.accumulators import accumulator
+from sink.spark.accumulators import ListParam, accumulator
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.keyreading import read_keys
+from sink.spark.tasks import move
+from sink.spark.writing import SparkWriter
 from sink.targets.catalogs import Catalogs
 from sink.targets.seam import Table
 from sink.targets.values import LiveFile
@@ -40,7 +41,7 @@ class SparkEngine:
         self._table = table
         self._dead_letters = dead_letters
         # not the accumulator of the micro-batches: a failed micro-batch deletes the files that are in it
-        self._rewritten = accumulator(table.spark.sparkContext, self, list[str](), task.ListParam[str]())
+        self._rewritten = accumulator(table.spark.sparkContext, self, list[str](), ListParam[str]())
 
     def another(self) -> "SparkEngine":
         return SparkEngine(self._config, self._table, self._dead_letters)
@@ -62,11 +63,11 @@ class SparkEngine:
     def parallelism(self) -> int:
         return int(self._table.spark.conf.get("spark.sql.shuffle.partitions") or 1)
 
-    def rewrite(self, plan: task.RewritePlan, groups: task.Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
+    def rewrite(self, plan: RewritePlan, groups: Groups, written: list[str]) -> Sequence[Mapping[str, Any]]:
         spark = self._table.spark
         tasks = min(len(groups), self.parallelism)
         self._rewritten.value = []
-        rewrite = functools.partial(task.rewrite, plan, self._rewritten)
+        rewrite = functools.partial(move.rewrite, plan, self._rewritten)
         try:
             dealt = spark.sparkContext.parallelize(shares(groups, tasks), tasks)
             results: Sequence[Mapping[str, Any]] = dealt.mapPartitions(lambda part: told(rewrite)(part)).collect()

@@ -11,11 +11,11 @@ from changelog.decoding import ChangelogDecoder, Stated, spark_schema
 from changelog.formats.row_kind_parquet import SOURCE, FileReader, columns_to_read
 from changelog.rows import BLOCK, FILE, ROW
 from sink.config import Config
-from sink.run.computed import compute
 from sink.run.table_plan import TablePlan
-from sink.spark import task
+from sink.spark.computed import compute
 from sink.spark.exchange import Step, in_arrow
 from sink.spark.expressions import quoted
+from sink.spark.tasks import decode
 
 
 class RecordDecoder:
@@ -60,8 +60,8 @@ class RecordDecoder:
 
         :param schema: schema of the result.
         """
-        decode, names = task.decode, [*RAW_SCHEMA.names, MOVED_AWAY, FILE, BLOCK]
+        step_of, names = decode.decode, [*RAW_SCHEMA.names, MOVED_AWAY, FILE, BLOCK]
         if self._is_parquet:
-            decode, names = task.decode_columns, [*columns_to_read(self._plan.changelog).names, SOURCE, FILE, ROW]
+            step_of, names = decode.decode_columns, [*columns_to_read(self._plan.changelog).names, SOURCE, FILE, ROW]
         found = [quoted(name) for name in names if name in records.columns]
-        return in_arrow(records.select(*found), functools.partial(decode, self.decoder, step), schema)
+        return in_arrow(records.select(*found), functools.partial(step_of, self.decoder, step), schema)

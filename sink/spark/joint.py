@@ -14,13 +14,14 @@ from pyspark.sql import SparkSession
 from changelog.amounts import amount
 from sink.run.attempt import SMALL_BATCH, TableShare
 from sink.run.microbatch import TableSink
-from sink.spark import task
-from sink.spark.accumulators import accumulator
+from sink.spark.accumulators import ListParam, accumulator
+from sink.spark.tasks.shares import PackedShares, run_shares
+from sink.spark.tasks.worker import RESULT_SCHEMA
 
 log = logging.getLogger("rowdelta")
 
 MOST_BYTES = 500_000
-"""What the tasks must know of their tables, packed (`task.PackedShares`): a job of more than 1 MB leaves a file in the
+"""What the tasks must know of their tables, packed (`PackedShares`): a job of more than 1 MB leaves a file in the
 driver's temporary folder (`spark.broadcast.UDFCompressionThreshold`)."""
 MOST_PARTITIONS = 400
 """Topic-partitions that a job may read. Its few tasks hold a Kafka consumer for each until they end, whatever
@@ -33,7 +34,7 @@ class JointWriter:
     """Writes several tables' shares of a micro-batch."""
 
     def __init__(self, spark: SparkSession) -> None:
-        self._paths = accumulator(spark.sparkContext, self, list[tuple[str, str]](), task.ListParam[tuple[str, str]]())
+        self._paths = accumulator(spark.sparkContext, self, list[tuple[str, str]](), ListParam[tuple[str, str]]())
         self._paused_until = 0.0
 
     def write(
@@ -44,7 +45,7 @@ class JointWriter:
         :param spark: the stream's session.
         :param sinks: the tables' sinks, by source.
         :param shares: the tables' shares, by source.
-        :return: results of `task.run_shares`, by source. The caller must write each missing table in a job of its own.
+        :return: results of `run_shares`, by source. The caller must write each missing table in a job of its own.
             If the table caused a failure, that job shows the reason.
         """
         # the same setting as for a table's own job
@@ -60,10 +61,10 @@ class JointWriter:
         self,
         sinks: Mapping[str, TableSink],
         shares: Mapping[str, TableShare],
-        packed: task.PackedShares,
+        packed: PackedShares,
         tasks: int,
     ) -> dict[str, Mapping[str, Any]]:
-        function = functools.partial(task.run_shares, packed, self._paths)
+        function = functools.partial(run_shares, packed, self._paths)
         self._paths.value = []
         results: list[Mapping[str, Any]] = []
         failure: Exception | None = None
@@ -73,7 +74,7 @@ class JointWriter:
             if tasks > 1:
                 records = records.repartition(tasks, "source")
             written = records.sortWithinPartitions("source").mapInArrow(
-                lambda batches: function(batches), task.RESULT_SCHEMA
+                lambda batches: function(batches), RESULT_SCHEMA
             )
             results = [json.loads(row.result) for row in written.collect()]
         except Exception as error:  # noqa: BLE001 - if one of the tables is the cause, its own job will show that
@@ -100,21 +101,19 @@ class JointWriter:
         return {result["source"]: result for result in results if "failed" not in result}
 
 
-def _jobs(
-    shares: Mapping[str, TableShare], most_records: int
-) -> Iterator[tuple[dict[str, TableShare], task.PackedShares]]:
+def _jobs(shares: Mapping[str, TableShare], most_records: int) -> Iterator[tuple[dict[str, TableShare], PackedShares]]:
     """Groups of shares, each for one job. A job has not too many records, and not too many topic-partitions. Its tasks
     get not too many bytes.
     """
     part: dict[str, TableShare] = {}
-    packed, records, partitions = task.PackedShares(), 0, 0
+    packed, records, partitions = PackedShares(), 0, 0
     for source, share in shares.items():
         more = share.batch.estimated_rows or 0
         read = len(share.batch.share.range.begin) if share.batch.share is not None else 0
         full = records + more > most_records or partitions + read > MOST_PARTITIONS or packed.size > MOST_BYTES
         if part and full:
             yield part, packed
-            part, packed, records, partitions = {}, task.PackedShares(), 0, 0
+            part, packed, records, partitions = {}, PackedShares(), 0, 0
         part[source] = share
         packed.add(source, share.share)
         records += more

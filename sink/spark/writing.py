@@ -16,15 +16,14 @@ from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import TemporaryError
+from sink.routing import RANGES
 from sink.run.attempt import Begun, TaskPlans, is_small
-from sink.run.decoding import RecordDecoder
 from sink.run.engine import Decoded
-from sink.run.job_errors import JOB_ERRORS, job_error
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import TableBatch
-from sink.spark import task
-from sink.spark.accumulators import accumulator
+from sink.spark.accumulators import Counts, FirstPlaces, ListParam, ObservedTypes, accumulator
+from sink.spark.decoding import RecordDecoder
 from sink.spark.exchange import (
     PACKED_SCHEMA,
     PART_ROWS,
@@ -38,7 +37,10 @@ from sink.spark.exchange import (
     in_arrow,
 )
 from sink.spark.failures import failure_of
-from sink.spark.routing import RANGES
+from sink.spark.job_errors import JOB_ERRORS, job_error
+from sink.spark.tasks import decode, write
+from sink.spark.tasks.worker import RESULT_SCHEMA
+from sink.spark.tasks.write import Combine
 
 log = logging.getLogger("rowdelta")
 
@@ -78,11 +80,11 @@ class SparkWriter:
         self._uncommitted = uncommitted
         self._dead_letters = dead_letters
         context = spark.sparkContext
-        self._paths = accumulator(context, self, list[str](), task.ListParam[str]())
-        self._observed = accumulator(context, self, dict[str, str](), task.ObservedTypes())
-        self._stated_keys = accumulator(context, self, task.FirstPlaces.NONE, task.FirstPlaces())
-        self._left_out = accumulator(context, self, dict[str, int](), task.Counts())
-        self._read = accumulator(context, self, list[tuple[str, int]](), task.ListParam[tuple[str, int]]())
+        self._paths = accumulator(context, self, list[str](), ListParam[str]())
+        self._observed = accumulator(context, self, dict[str, str](), ObservedTypes())
+        self._stated_keys = accumulator(context, self, FirstPlaces.NONE, FirstPlaces())
+        self._left_out = accumulator(context, self, dict[str, int](), Counts())
+        self._read = accumulator(context, self, list[tuple[str, int]](), ListParam[tuple[str, int]]())
         self.follow(plan, tasks)
 
     def follow(self, plan: TablePlan, tasks: TaskPlans) -> None:
@@ -109,7 +111,7 @@ class SparkWriter:
         spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
         tasks = self._tasks(batch, spark)
         self._observed.value, self._left_out.value, self._paths.value = {}, {}, []
-        self._stated_keys.value, self._read.value = task.FirstPlaces.NONE, []
+        self._stated_keys.value, self._read.value = FirstPlaces.NONE, []
         steps = self._steps(begun, tasks)
         if batch.files and self._decoder.reader is not None and not may_repeat:
             results = self._collected(lambda: self._writing_files(batch, steps, tasks))
@@ -126,7 +128,7 @@ class SparkWriter:
     def decoded(self, records: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> Decoded:
         # see `write`
         records.sparkSession.conf.set("spark.sql.ansi.enabled", "true")
-        self._observed.value, self._stated_keys.value = {}, task.FirstPlaces.NONE
+        self._observed.value, self._stated_keys.value = {}, FirstPlaces.NONE
         try:
             changes = keep(self._decoder.changes(records)).localCheckpoint()
         except JOB_ERRORS as error:
@@ -172,14 +174,14 @@ class SparkWriter:
         assert batch.files is not None
         assert self._decoder.reader is not None
         sources = {path: file.source for path, file in batch.files.items()}
-        decode = functools.partial(task.decode_files, self._decoder.decoder, self._decoder.reader, sources, self._read)
+        read = functools.partial(decode.decode_files, self._decoder.decoder, self._decoder.reader, sources, self._read)
         whole = files(batch.files, self._spark.sparkContext)
         write_own, route, run = steps
         if self._appends:
-            return files_written(whole, tasks, functools.partial(decode, write_own))
+            return files_written(whole, tasks, functools.partial(read, write_own))
         if is_read_by_each(batch, tasks):
-            return files_by_each(whole, tasks, functools.partial(decode, write_own))
-        return files_exchanged(whole, functools.partial(decode, route), tasks, run)
+            return files_by_each(whole, tasks, functools.partial(read, write_own))
+        return files_exchanged(whole, functools.partial(read, route), tasks, run)
 
     def _writing(
         self, batch: TableBatch, frame: DataFrame, steps: tuple[Step, Step, Step], tasks: int, *, may_repeat: bool
@@ -193,7 +195,7 @@ class SparkWriter:
         shuffles = tasks > 1 and not self._appends
         if not shuffles:
             frame = frame.coalesce(tasks)
-        then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, task.RESULT_SCHEMA)
+        then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, RESULT_SCHEMA)
         if batch.changes is None and self._decoder.ends_in_python and not may_repeat:
             made = self._decoder.changes_into(then, schema, frame)
         else:
@@ -210,11 +212,11 @@ class SparkWriter:
         The second one deals changes out to tasks. The third one writes the changes that were dealt to a task.
         """
         plan = self._task_plans.plan(begun, tasks)
-        run = functools.partial(task.run, plan, self._paths)
+        run = functools.partial(write.run, plan, self._paths)
         how = self._task_plans.hash(begun, tasks), tasks, plan.index is not None
-        own = functools.partial(task.own, *how)
+        own = functools.partial(write.own, *how)
         write_own = run if self._appends else lambda changes: run(own(changes))
-        return write_own, functools.partial(task.route, self._combine(), *how, PART_ROWS), run
+        return write_own, functools.partial(write.route, self._combine(), *how, PART_ROWS), run
 
     def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
         """How many tasks write the micro-batch."""
@@ -222,12 +224,12 @@ class SparkWriter:
             return 1
         return min(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), RANGES)
 
-    def _combine(self) -> task.Combine | None:
+    def _combine(self) -> Combine | None:
         """How changes of the same key are combined. None in mode changelog, where a key's first change matters too."""
         if self._plan.section.mode != "upsert":
             return None
         columns = tuple(column.name for column in self._plan.columns)
-        return task.Combine(tuple(self._plan.section.key), columns, self._left_out, BUFFER_BYTES)
+        return Combine(tuple(self._plan.section.key), columns, self._left_out, BUFFER_BYTES)
 
     def _without_kept(self, changes: DataFrame) -> DataFrame:
         """Leave out bad records that the dead-letter table already has. Partial rows stay: the table may be able to

@@ -13,12 +13,13 @@ from pyspark.sql import functions as F
 
 from deltawriters.keyindex import RunInfo
 from sink.errors import TableError
+from sink.routing import RANGES
 from sink.run.engine import KeyReading
-from sink.spark import task
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.progress import progress
-from sink.spark.routing import RANGES
+from sink.spark.tasks import index
+from sink.spark.tasks.worker import RESULT_SCHEMA
 from sink.targets.seam import Table
 from sink.targets.values import LiveFile
 
@@ -30,19 +31,19 @@ def read_keys(target: Table, files: Sequence[LiveFile], reading: KeyReading) -> 
         path_hashes = _path_hashes(paths)
         rows = frame.select(
             *(binary_uuid(n).alias(n) if n in reading.uuids else F.col(quoted(n)) for n in key),
-            _path_hash(path).alias(task.INDEX_FILE),
-            position.alias(task.INDEX_POS),
+            _path_hash(path).alias(index.INDEX_FILE),
+            position.alias(index.INDEX_POS),
         ).dropna(subset=list(key))
         tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-        entries = functools.partial(task.index_entries, reading.table, path_hashes, reading.hash, reading.index.base)
+        entries = functools.partial(index.index_entries, reading.table, path_hashes, reading.hash, reading.index.base)
         indexed = tuple(file.file for file in files)
-        build = functools.partial(task.build_index, reading.index, indexed, reading.sequence, uuid4().hex)
+        build = functools.partial(index.build_index, reading.index, indexed, reading.sequence, uuid4().hex)
         if tasks > 1:
-            route = functools.partial(task.route_entries, entries, tasks)
+            route = functools.partial(index.route_entries, entries, tasks)
             routed = in_arrow(rows, route, PACKED_SCHEMA)
             built: Results = exchanged(routed, tasks, build)
         else:
-            built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), task.RESULT_SCHEMA)
+            built = in_arrow(rows.coalesce(1), lambda batches: build(entries(batches)), RESULT_SCHEMA)
         with progress(spark, f"{target.name}: reading the keys of {len(files):,} files"):
             results = built.collect()
     return [RunInfo.from_json(run) for row in results for run in json.loads(row[0])]

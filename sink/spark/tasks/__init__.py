@@ -1,0 +1,1 @@
+"""The programs of tasks: what Spark's Python workers run."""

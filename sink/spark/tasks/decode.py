@@ -1,0 +1,100 @@
+"""Tasks that decode raw records, and pass the changes to a further step."""
+
+import zlib
+from collections.abc import Iterable, Iterator, Mapping
+
+import numpy as np
+import pyarrow as pa
+from pyspark.accumulators import Accumulator
+
+from changelog.changes import MOVED_AWAY, RAW_SCHEMA
+from changelog.decoding import ChangelogDecoder
+from changelog.formats.row_kind_parquet import SOURCE, FileReader, typed_records
+from changelog.rows import BLOCK, FILE, ROW
+from sink.spark.exchange import Step
+from sink.spark.tasks.worker import forget_archives
+
+
+def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Decode a task's raw records, and pass the changes to `then`.
+
+    :param batches: columns of `RAW_SCHEMA`. Columns that the source doesn't have may be left out, and a value may be
+        text.
+    """
+    changes = decoder(numbered(map(_completed, batches)))
+    yield from changes if then is None else then(changes)
+    forget_archives()
+
+
+def decode_columns(
+    decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Decode rows of Parquet files that Spark has read, and pass the changes to `then`.
+
+    :param batches: the files' columns, `SOURCE`, `FILE` and `ROW`.
+    """
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for batch in batches:
+            columns = dict(zip(batch.schema.names, batch.columns, strict=True))
+            source, file, row = (columns.pop(name) for name in (SOURCE, FILE, ROW))
+            yield typed_records(columns, source, file, row)
+
+    changes = decoder(records())
+    yield from changes if then is None else then(changes)
+    forget_archives()
+
+
+def decode_files(
+    decoder: ChangelogDecoder,
+    reader: FileReader,
+    sources: Mapping[str, str],
+    read: Accumulator[list[tuple[str, int]]],
+    then: Step,
+    files: Iterable[tuple[str, bytes]],
+) -> Iterator[pa.RecordBatch]:
+    """Decode a task's Parquet files, and pass the changes to `then`.
+
+    :param files: paths and contents.
+    :param sources: by the files' paths how Spark's reader spells them, in the order of files.
+    :param read: collects each file's path with the checksum of what was read.
+    """
+    numbers = {path: number for number, path in enumerate(sources)}
+
+    def records() -> Iterator[pa.RecordBatch]:
+        for path, content in files:
+            read.add([(path, zlib.crc32(content))])
+            yield from reader(content, sources[path], numbers[path])
+
+    yield from then(decoder(records()))
+    forget_archives()
+
+
+def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
+    have = dict(zip(records.schema.names, records.columns, strict=True))
+    columns = [
+        have[field.name].cast(field.type) if field.name in have else pa.nulls(records.num_rows, field.type)
+        for field in RAW_SCHEMA
+    ]
+    completed = pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
+    for name in (MOVED_AWAY, FILE, BLOCK):
+        completed = completed.append_column(name, have[name]) if name in have else completed
+    return completed
+
+
+def numbered(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Give records of text files their `ROW`: the first byte of the part of the file, plus the number in the part. A
+    line has at least one byte, so the rows of a later part have higher numbers.
+    """
+    last, count = None, 0
+    for batch in batches:
+        if BLOCK not in batch.schema.names or not batch.num_rows:
+            yield batch
+            continue
+        file, block = (batch.column(name).to_numpy().astype(np.int64) for name in (FILE, BLOCK))
+        starts = np.flatnonzero(np.r_[True, (np.diff(file) != 0) | (np.diff(block) != 0)])
+        number = np.arange(len(file)) - np.repeat(starts, np.diff(np.r_[starts, len(file)]))
+        if last == (file[0], block[0]):
+            number[: starts[1] if len(starts) > 1 else len(file)] += count
+        last, count = (file[-1], block[-1]), int(number[-1]) + 1
+        yield batch.append_column(ROW, pa.array(block + number))
