@@ -212,15 +212,6 @@ def test_the_clock_jumps(tmp_path: Path, clock: Clock, seen: Seen) -> None:
         while any(shop.last_snapshot(target) < clock.now() - HOUR / 2 for target in (ORDERS, EVENTS)):
             shop.write()  # the JVM may see another clock a second later
             applied()
-        clock.jump(-HOUR)
-        shop.write()
-        run.kill()  # Spark would wait for the time of its next micro-batch
-        run = sink.start()
-        run.wait_for(lambda: shop.is_applied(DELTA_ORDERS) and refused())
-        clock.jump(HOUR)
-        applied()
-        shop.check()
-        assert "Cannot find endpoint" not in run.log, run.log  # as if the executor were lost
         run.kill()
         clock.jump(-HOUR)
         shop.write()
@@ -229,4 +220,5 @@ def test_the_clock_jumps(tmp_path: Path, clock: Clock, seen: Seen) -> None:
         clock.jump(HOUR)
         applied()
         shop.check()
+        assert "Cannot find endpoint" not in run.log, run.log  # as if the executor were lost
     seen(f"Changes were applied within {max(waits):.0f} s. Table = source")

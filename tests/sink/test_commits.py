@@ -36,7 +36,8 @@ pytestmark = pytest.mark.spark
 COMMIT_STATE_UNKNOWN = "org.apache.iceberg.exceptions.CommitStateUnknownException"
 
 
-PAIRS = [(deletes, version) for deletes in ("position", "equality") for version in ("2", "3")]
+PAIRS = [("position", "3"), ("equality", "2")]
+"""What is deleted matters, and whether it is found by the key index; how it is written doesn't."""
 
 
 @pytest.fixture(params=PAIRS, ids=lambda pair: f"{pair[0]}-v{pair[1]}")
@@ -52,8 +53,8 @@ def pairs(*chosen: tuple[str, str]) -> pytest.MarkDecorator:
 
 # Nothing is deleted, or nothing gets as far: neither the kind of deletes nor the version matters.
 without_deletes = pairs(("position", "2"))
-# What is deleted matters, and whether it is found by the key index; how it is written doesn't.
-both_kinds = pairs(("position", "3"), ("equality", "2"))
+# The driver's logic is the same for both kinds of deletes, and `tests/memory` plays it.
+once = pairs(("position", "3"))
 
 
 def row(number: int, region: str = "eu") -> dict[str, Any]:
@@ -103,7 +104,7 @@ def operations(job: Job) -> int:
 # Replays
 
 
-@both_kinds
+@once
 @pytest.mark.parametrize("mode", ["upsert", "changelog"])
 def test_a_finished_job_run_again_applies_nothing(job: Job, mode: Any) -> None:
     job.mode = mode
@@ -133,7 +134,7 @@ def test_a_batch_committed_before_the_crash_is_not_applied_again(job: Job) -> No
 
 
 @without_deletes
-@pytest.mark.parametrize("part", ["sources/0/0", "sources/0/1", "sources/0", "offsets/0"])
+@pytest.mark.parametrize("part", ["sources/0/1", "offsets/0"])
 def test_a_checkpoint_of_which_another_run_has_deleted_a_part(
     job: Job, caplog: pytest.LogCaptureFixture, part: str
 ) -> None:
@@ -171,24 +172,6 @@ def test_a_late_file_is_not_lost_while_the_checkpoint_lives(job: Job, age: int) 
 
 
 @without_deletes
-@pytest.mark.parametrize("checkpoint_lost", [False, True])
-def test_files_of_one_modification_time_in_several_batches(job: Job, checkpoint_lost: bool) -> None:
-    # the high-water mark alone can't tell them apart; in mode changelog a second application would be visible
-    job.mode, job.deletes = "changelog", "equality"
-    files = [job.write(insert(number)) for number in (1, 2, 3, 4)]
-    for path in files:
-        os.utime(path, (1_700_000_000, 1_700_000_000))
-    with crashing("after the commit", after_commits=1), pytest.raises(TemporaryError):
-        job.run()
-    assert operations(job) == 2
-    if checkpoint_lost:
-        job.lose_checkpoint()
-    job.run()
-    assert operations(job) == 4
-    assert [r["id"] for r in job.rows()] == [1, 2, 3, 4]
-
-
-@without_deletes
 def test_new_files_of_an_applied_ones_modification_time_when_the_checkpoint_is_lost(job: Job) -> None:
     # Spark lists some of them before the one that was applied, and some after it
     job.mode, job.deletes = "changelog", "equality"
@@ -205,6 +188,7 @@ def test_new_files_of_an_applied_ones_modification_time_when_the_checkpoint_is_l
     assert [r["id"] for r in job.rows()] == list(range(8))
 
 
+@without_deletes
 def test_a_removed_position_and_a_replay_in_upsert_mode(job: Job) -> None:
     job.write(insert(1, 2))
     job.write([("+U", row(1, "us")), ("-D", row(2))])
@@ -266,7 +250,7 @@ def test_a_second_driver_on_the_same_checkpoint_does_no_harm(job: Job) -> None:
     assert job.rows() == [row(1), row(2), row(3)]
 
 
-@both_kinds
+@once
 def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
     """Both drivers change the table's schema. The second one must not mistake the other's position for its own."""
     job.mode = "changelog"
@@ -293,15 +277,7 @@ def test_a_second_driver_with_a_batch_that_has_a_new_column(job: Job) -> None:
     assert operations(job) == 3
 
 
-@without_deletes
-def test_a_second_driver_is_refused_on_a_new_table(job: Job) -> None:
-    job.write(insert(1))
-    with before_commit(job.second_driver().run), pytest.raises(TableError, match="another run with the same sink id"):
-        job.run()
-    assert job.rows() == [row(1)]
-
-
-@both_kinds
+@once
 def test_a_driver_that_overslept_is_refused(job: Job) -> None:
     """The driver read its position. Then others applied this batch and more, and a compaction removed the files with
     which it could have conflicted.
@@ -321,7 +297,7 @@ def test_a_driver_that_overslept_is_refused(job: Job) -> None:
     assert job.rows() == [row(1)]
 
 
-@both_kinds
+@once
 def test_two_sinks_with_their_own_ids_share_a_table(job: Job, tmp_path: Path) -> None:
     other = replace(
         job.second_driver(), folder=tmp_path / "other", checkpoint=tmp_path / "other state", sink_id="other"
@@ -378,7 +354,6 @@ def test_a_foreign_compaction_between_write_and_commit_is_not_in_the_way(job: Jo
     seen("Committed on top of the compacted files. Table = source")
 
 
-@both_kinds
 def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) -> None:
     """The batch had no deletes, since there was nothing to delete; then somebody appended a row with one of
     its keys.
@@ -390,7 +365,7 @@ def test_a_batch_for_an_empty_table_is_written_again_when_rows_appear(job: Job) 
     assert job.unreferenced_files() == []
 
 
-@both_kinds
+@once
 def test_a_table_that_is_empty_only_while_a_batch_is_written(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Others delete all rows before it, and take that back before its commit."""
     see_committed, kept = TableSink._see_committed, list[int]()
@@ -437,16 +412,7 @@ def test_a_table_replaced_between_write_and_commit(job: Job) -> None:
         job.run()
 
 
-@without_deletes
-def test_an_empty_table_in_changelog_mode_with_a_foreign_append(job: Job) -> None:
-    job.mode = "changelog"
-    job.write(insert(1))
-    with before_commit(lambda: job.append([row(100)])):
-        job.run()
-    assert job.rows() == [row(1), row(100)]
-
-
-@both_kinds
+@once
 def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
     # with a key index each append costs a look-up, which takes longer than the second on a busy machine
     job.properties = {**job.properties, "commit.retry.num-retries": "100", "commit.retry.max-wait-ms": "100"}
@@ -473,7 +439,7 @@ def test_a_busy_foreign_writer_does_not_starve_the_sink(job: Job) -> None:
     assert [r["id"] for r in job.rows()] == [1, 2, 3, 4, 5, 6, *range(100, next(numbers))]
 
 
-@pytest.mark.parametrize(("version", "most"), [("2", 100), ("3", 100), ("3", 0)])
+@pytest.mark.parametrize(("version", "most"), [("2", 100), ("3", 0)])
 def test_a_writer_of_any_kind_does_not_starve_the_sink(
     spark: SparkSession,
     tmp_path: Path,
@@ -521,7 +487,7 @@ def test_a_writer_of_any_kind_does_not_starve_the_sink(
     assert job.unreferenced_files() == []
 
 
-@both_kinds
+@once
 def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     job.properties = {**job.properties, "commit.retry.num-retries": "3", "commit.retry.min-wait-ms": "40"}
     job.write(insert(1))
@@ -544,7 +510,7 @@ def test_retries_are_bounded_and_back_off(job: Job, monkeypatch: pytest.MonkeyPa
     assert [r["id"] for r in job.rows()] == [1, 2, 100, 101, 102, 103]
 
 
-@both_kinds
+@once
 def test_retries_are_bounded_whatever_makes_each_necessary(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Appends have the keys looked up again, deletes have the micro-batch written again; one bound is for both."""
     job.properties = {**job.properties, "commit.retry.num-retries": "3"}
@@ -659,9 +625,8 @@ def test_an_unknown_outcome_keeps_the_files_even_if_the_catalog_then_refuses(
 # Time travel
 
 
-@both_kinds
-@pytest.mark.parametrize("mode", ["upsert", "changelog"])
-@pytest.mark.parametrize("back", [1, 2])
+@once
+@pytest.mark.parametrize(("mode", "back"), [("upsert", 1), ("changelog", 2)])
 def test_after_a_rollback_the_sink_goes_on_from_that_snapshots_position(job: Job, mode: Any, back: int) -> None:
     job.mode = mode
     job.write(insert(1, 2))
@@ -704,7 +669,7 @@ def test_a_rollback_whose_snapshots_then_expire(job: Job) -> None:
     assert job.rows() == [row(1), row(2)]
 
 
-@both_kinds
+@once
 @pytest.mark.parametrize("running", [False, True], ids=["stopped", "running"])
 def test_a_rollback_that_others_committed_on_before_all_else_expired(job: Job, running: bool) -> None:
     """The only snapshot left is newer than the sink's last commit, and yet doesn't have its changes."""
@@ -746,8 +711,7 @@ def test_others_compact_and_expire_snapshots_while_the_sink_is_stopped(job: Job)
 
 
 @without_deletes
-@pytest.mark.parametrize("others", [[], [row(101)]], ids=["", "others committed"])
-def test_a_table_replaced_and_its_snapshots_expired(job: Job, others: list[dict[str, Any]]) -> None:
+def test_a_table_replaced_and_its_snapshots_expired(job: Job) -> None:
     job.configure_columns = False
     job.create_table(
         [
@@ -758,13 +722,12 @@ def test_a_table_replaced_and_its_snapshots_expired(job: Job, others: list[dict[
     job.write(insert(1))
     job.run()
     job.spark.sql(f"CREATE OR REPLACE TABLE {job.target} USING iceberg AS SELECT 100L AS id, 'eu' AS region")
-    if others:
-        job.append(others)
+    job.append([row(101)])
     job.expire_snapshots()
     job.write(insert(2))
     with pytest.raises(TableError, match="rowdelta reset"):
         job.run()
-    assert job.rows() == [row(100), *others]
+    assert job.rows() == [row(100), row(101)]
 
 
 @pytest.mark.fault(
@@ -772,7 +735,7 @@ def test_a_table_replaced_and_its_snapshots_expired(job: Job, others: list[dict[
     "`rollback_to_snapshot` of an Iceberg table between the write and the commit",
     "The table is opened again, and what was rolled back is read again",
 )
-@both_kinds
+@once
 def test_a_rollback_while_the_sink_runs(job: Job, seen: Seen) -> None:
     """The batch was written on top of a snapshot that is no longer part of the table: it must not be applied to
     another.
@@ -791,7 +754,7 @@ def test_a_rollback_while_the_sink_runs(job: Job, seen: Seen) -> None:
     seen("The same run went on. Table = source")
 
 
-@both_kinds
+@once
 def test_a_rollback_right_after_a_commit(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """Before the sink has looked at what it committed."""
     job.mode = "changelog"
@@ -836,7 +799,7 @@ def test_expired_snapshots_take_no_position_with_them(job: Job) -> None:
     assert job.rows() == [row(1), row(2), row(100)]
 
 
-@both_kinds
+@once
 def test_snapshots_expire_between_write_and_commit(job: Job) -> None:
     job.mode = "changelog"
     job.write(insert(1))
@@ -855,7 +818,7 @@ def test_snapshots_expire_between_write_and_commit(job: Job) -> None:
 # Tables changed underneath
 
 
-@both_kinds
+@once
 def test_a_table_dropped_underneath(job: Job) -> None:
     job.write(insert(1))
     job.run()
@@ -866,18 +829,7 @@ def test_a_table_dropped_underneath(job: Job) -> None:
     assert job.rows() == [row(1), row(2)], "a new table is filled from the start"
 
 
-@without_deletes
-def test_a_table_dropped_between_runs(job: Job) -> None:
-    job.mode = "changelog"
-    job.write(insert(1))
-    job.run()
-    job.drop()
-    job.write(insert(2))
-    job.run()
-    assert job.rows() == [row(1), row(2)]
-
-
-@both_kinds
+@once
 def test_a_table_dropped_and_created_again_underneath(job: Job) -> None:
     job.write(insert(1))
     job.run()
@@ -945,7 +897,6 @@ def test_a_column_added_underneath_fills_when_the_table_rules(job: Job) -> None:
     assert job.rows() == [row(1) | {"note": None}, row(2) | {"note": "new"}]
 
 
-@both_kinds
 def test_a_fixed_key_is_refused(job: Job) -> None:
     """Iceberg 1.11 would apply only the last of a file's equality deletes."""
     job.columns, job.configure_columns = {"id": "fixed[3]"}, False
@@ -1019,9 +970,7 @@ def test_a_table_repartitioned_between_write_and_commit(job: Job, change: str) -
 
 
 @pytest.mark.versions
-@both_kinds
-@pytest.mark.parametrize("was_empty", [False, True])
-@pytest.mark.parametrize("when", ["before the commit", "between micro-batches"])
+@pytest.mark.parametrize(("was_empty", "when"), [(False, "before the commit"), (True, "between micro-batches")])
 def test_others_write_under_an_older_partitioning(job: Job, was_empty: bool, when: str) -> None:
     """As a Flink job does that was started before the table was repartitioned. An equality delete of one partitioning
     doesn't apply to rows of another one.
@@ -1054,7 +1003,6 @@ def test_others_write_under_an_older_partitioning(job: Job, was_empty: bool, whe
     assert job.rows() == [row(1, region), *left]
 
 
-@both_kinds
 def test_others_move_rows_to_an_older_partitioning(job: Job) -> None:
     """Iceberg takes a compaction for no conflict."""
     job.partition_by = ["bucket(2, id)"]
@@ -1115,7 +1063,7 @@ def test_a_table_that_was_v1_and_dropped_its_partition_field(job: Job) -> None:
 # Failures
 
 
-@pairs(("position", "2"), ("position", "3"))
+@once
 def test_what_could_not_be_prepared_for_the_commit_is_deleted(job: Job) -> None:
     # with equality deletes nothing is written between tasks and commit
     job.write(insert(1, 2))
@@ -1157,7 +1105,7 @@ def test_a_manifest_that_the_store_does_not_show(job: Job) -> None:
     assert job.rows() == [row(1), row(2)]
 
 
-@both_kinds
+@once
 def test_a_failed_job_leaves_no_files(job: Job) -> None:
     job.write(insert(*range(50)))
     job.run()

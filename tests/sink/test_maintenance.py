@@ -518,13 +518,12 @@ def test_a_running_job_rewrites_files(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("new_job", [Job, DeltaJob])
 def test_two_drivers_look_after_one_table(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, new_job: type[Job]
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Both rewrite its files, and have one folder of the key index. One of them is stopped, and nothing is lost."""
     caplog.set_level(logging.INFO, "rowdelta")
-    job = running(new_job(spark, tmp_path, tasks=1, properties={"format-version": "3"} if new_job is Job else {}))
+    job = running(Job(spark, tmp_path, tasks=1, properties={"format-version": "3"}))
     job.index_location = str(tmp_path / "index")
     changes, fenced = Changes(job), list[FencedError]()
     changes.write(6)
@@ -963,9 +962,8 @@ def test_expiry_keeps_the_snapshot_of_the_position(spark: SparkSession, tmp_path
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("version", [2, 3])
-def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path, version: int) -> None:
-    job = Job(spark, tmp_path, tasks=1, properties={"format-version": str(version)})
+def test_the_command_does_it_once(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "3"})
     job.table = {
         "merge_small_files": False,
         "maintenance": {"budget": 0, "expire": {"older_than": "0 minutes", "retain_last": 1}, "orphans": {}},
@@ -1032,12 +1030,11 @@ def job_of_three_regions(spark: SparkSession, folder: Path, *, files: int, toget
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("together", [1, 2])
 def test_a_group_that_fails_stops_no_other(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Others change the files of a partition, or a file can't be read."""
-    job = job_of_three_regions(spark, tmp_path, files=3, together=together)
+    job = job_of_three_regions(spark, tmp_path, files=3, together=2)
     before = job.rows()
     write, attempts = TableSink.write_rewrite, list[list[str]]()
 
@@ -1057,7 +1054,7 @@ def test_a_group_that_fails_stops_no_other(
     assert exit_code(done) == TemporaryError.exit_code
     assert "failed       1 group of files" in "\n".join(lines(done))
     # the two that were tried together come again, one by one
-    assert sorted(map(len, attempts)) == ([1, 1, 1] if together == 1 else [1, 1, 1, 2])
+    assert sorted(map(len, attempts)) == [1, 1, 1, 2]
     assert job.rows() == before
     assert job.unreferenced_files() == []
     monkeypatch.setattr(TableSink, "write_rewrite", write)
@@ -1092,9 +1089,8 @@ def test_others_change_one_of_several_groups(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("together", [1, 3])
 def test_maintain_ends_if_everything_fails(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, together: int
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Such as when a disk is full."""
     job = Job(spark, tmp_path, tasks=1, partition_by=["id"])
@@ -1110,7 +1106,7 @@ def test_maintain_ends_if_everything_fails(
         raise OSError("no space left on device")
 
     monkeypatch.setattr(SparkEngine, "rewrite", full)
-    options = replace(ALL_FILES, max_concurrent_groups=together)
+    options = replace(ALL_FILES, max_concurrent_groups=3)
     monkeypatch.setattr(maintain_command, "options_of", lambda *_, **__: options)
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert len(attempts) == 5
@@ -1127,9 +1123,8 @@ def on_driver(self: SparkEngine, plan: Any, groups: Any, written: list[str]) -> 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("new_job", [Job, DeltaJob])
 def test_groups_are_rewritten_at_the_same_time(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, new_job: type[Job]
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each by a task, and with one commit. Files are as large as the configuration wants them, not the table."""
 
@@ -1139,7 +1134,7 @@ def test_groups_are_rewritten_at_the_same_time(
         return replace(found, target_file_size=6_000)
 
     monkeypatch.setattr(maintain_command, "options_of", small)
-    job = new_job(spark, tmp_path, tasks=2, partition_by=["region"])
+    job = Job(spark, tmp_path, tasks=2, partition_by=["region"])
     rewrite = {"min-input-files": 2, "max-concurrent-file-group-rewrites": 2, "target-file-size-bytes": 1 << 20}
     maintenance = {"budget": 0, "rewrite": rewrite, "expire": None, "orphans": None}
     job.table = {"merge_small_files": False, "maintenance": maintenance}
@@ -1151,14 +1146,13 @@ def test_groups_are_rewritten_at_the_same_time(
     job.run()
     job.tasks = 2
     before = job.rows()
-    commits = len(job.snapshots()) if new_job is Job else job.version()  # type: ignore[attr-defined]
+    commits = len(job.snapshots())
     (would,) = maintain(spark, job.config(), ["orders"], dry_run=True)
     assert would.rewritten_data_files == 9
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (done.error, done.failed_groups) == (None, 0)
     assert (done.rewritten_data_files, done.added_data_files) == (9, 6)
-    made = (len(job.snapshots()) if new_job is Job else job.version()) - commits  # type: ignore[attr-defined]
-    assert made == 2, "two partitions, and then the last one"
+    assert len(job.snapshots()) - commits == 2, "two partitions, and then the last one"
     assert job.rows() == before
     assert job.check_index() is not None
     for dry_run in (True, False):
@@ -1167,10 +1161,9 @@ def test_groups_are_rewritten_at_the_same_time(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("version", [2, 3])
-def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_path: Path, version: int) -> None:
+def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_path: Path) -> None:
     """Several deletion vectors are in one Puffin file, and one of them is live after the others were replaced."""
-    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": str(version)})
+    job = Job(spark, tmp_path, tasks=1, partition_by=["region"], properties={"format-version": "3"})
     job.table = {"merge_small_files": False, "maintenance": {"budget": 0}}
     rows = {key: "abc"[key % 3] for key in range(30)}
     job.write([("+I", {"id": key, "region": region}) for key, region in rows.items()])
@@ -1312,8 +1305,7 @@ def checked(spark: SparkSession, config: Config) -> str:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",), ("region",)])
+@pytest.mark.parametrize(("partition_by", "version"), [((), 2), (("bucket(2, id)",), 3), (("region",), 2)])
 def test_equality_deletes_become_deletes_by_position(
     spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
 ) -> None:
@@ -1389,8 +1381,7 @@ def test_a_running_job_converts_equality_deletes(spark: SparkSession, tmp_path: 
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("version", [2, 3])
-@pytest.mark.parametrize("partition_by", [(), ("region",)])
+@pytest.mark.parametrize(("partition_by", "version"), [((), 3), (("region",), 2)])
 def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
     spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
 ) -> None:
@@ -1432,12 +1423,9 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("partition_by", [(), ("region",)])
-def test_a_compaction_of_all_files_keeps_deletes_that_came_meanwhile(
-    spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...]
-) -> None:
+def test_a_compaction_of_all_files_keeps_deletes_that_came_meanwhile(spark: SparkSession, tmp_path: Path) -> None:
     """Iceberg drops delete files that are older than all data files that it leaves alone."""
-    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "2"}, partition_by=partition_by)
+    job = Job(spark, tmp_path, tasks=1, properties={"format-version": "2"})
     job.deletes = "equality"
     for key in range(6):
         job.write([("+I", {"id": key, "region": "eu"})])
@@ -1479,13 +1467,12 @@ def test_a_running_job_compacts_a_table_with_equality_deletes(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("new_job", [Job, DeltaJob])
 def test_a_running_job_merges_small_files_of_a_table_that_only_grows(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, new_job: type[Job | DeltaJob]
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Within the budget, which counts what it has read."""
     caplog.set_level(logging.INFO, "rowdelta")
-    job = new_job(spark, tmp_path, tasks=1, key=(), mode="append")
+    job = Job(spark, tmp_path, tasks=1, key=(), mode="append")
     job.sections = {"sink": {"trigger": "100 milliseconds"}}
     job.table = {"maintenance": {"budget": 2, "rewrite": {"min-input-files": 2}}}
     expected = []
