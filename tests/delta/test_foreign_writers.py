@@ -248,20 +248,6 @@ def test_a_commit_that_the_table_has_not_seen_yet(spark: SparkSession, tmp_path:
     assert table.snapshot_id() == base + 1
 
 
-def test_bad_records_go_to_a_dead_letter_table(spark: SparkSession, tmp_path: Path) -> None:
-    job = DeltaJob(spark, tmp_path, file_format="json")
-    job.sections = {"sink": {"on_bad_record": "dead-letter", "dead_letter_table": job.dead_letters}}
-    bad = '{"row_kind": "+I", "seq": 99, "id": "no number", "region": "eu"}\n'
-    job.write_text(bad + "".join(json.dumps({"row_kind": "+I", "seq": 1, **row(key)}) + "\n" for key in range(3)))
-    job.run()
-    job.write(inserts(7))
-    job.write_text(bad)
-    job.run()
-    assert [found["id"] for found in job.check()] == [0, 1, 2, 7]
-    letters = spark.read.format("delta").load(str(job.warehouse / job.namespace / "dead_letters"))
-    assert letters.count() == 2
-
-
 def test_a_busy_writer_does_not_starve_the_sink(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
@@ -527,10 +513,7 @@ def test_vacuum_and_log_clean_up(spark: SparkSession, tmp_path: Path, caplog: py
     assert job.check_index() is not None
 
 
-@pytest.mark.parametrize("restored", [False, True])
-def test_very_many_commits_of_others(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, restored: bool
-) -> None:
+def test_very_many_commits_of_others(spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Too many to be held in memory. A RESTORE among them is found nevertheless."""
     monkeypatch.setattr(live_files, "_MOST_COMMITS", 2)
     job = DeltaJob(spark, tmp_path, tasks=1)
@@ -539,8 +522,7 @@ def test_very_many_commits_of_others(
     version = job.version()
     job.write([("+U", row(1, "us"))])
     job.run()
-    if restored:
-        job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {version}")
+    job.sql(f"RESTORE TABLE {{t}} TO VERSION AS OF {version}")
     for number in range(4):
         job.append([row(10 + number, "theirs")])
     job.sql("DELETE FROM {t} WHERE id = 10")

@@ -23,11 +23,10 @@ from tests.sink.harness import Changes, CrashError, merging_soon
 pytestmark = pytest.mark.spark
 
 
-@pytest.mark.parametrize("partition_by", [(), ("region",)])
 def test_rows_change_while_their_files_are_rewritten(
-    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, partition_by: tuple[str, ...]
+    spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    job = DeltaJob(spark, tmp_path, partition_by=partition_by, tasks=1)
+    job = DeltaJob(spark, tmp_path, partition_by=("region",), tasks=1)
     changes = Changes(job)
     changes.write(11)
     with rewriting() as done:
@@ -132,12 +131,11 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     assert job.check_index() is not None
 
 
-@pytest.mark.parametrize("place", ["items {1}", "archive/of/items {1}"])
-def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: Path, place: str) -> None:
+def test_orphans_stay_if_another_table_is_inside(spark: SparkSession, tmp_path: Path) -> None:
     job = DeltaJob(spark, tmp_path, tasks=1)
     job.write([("+I", {"id": 1, "region": "eu"})])
     job.run()
-    inside = job.table_folder / place
+    inside = job.table_folder / "archive/of/items {1}"
     spark.range(3).write.format("delta").save(str(inside))
     with pytest.raises(TableError, match=r"another table at .*/items \{1\}, whose files VACUUM would delete"):
         only_sink(job).table.upkeep().remove_orphans(timedelta(days=3))
@@ -154,18 +152,13 @@ def test_orphans_stay_if_an_iceberg_table_has_the_same_root(spark: SparkSession,
         only_sink(job).table.upkeep().remove_orphans(timedelta(days=3))
 
 
-@pytest.mark.parametrize("moves", ["rewrite", "minor compaction"])
-def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path, moves: str) -> None:
+def test_moved_rows_prove_the_position(spark: SparkSession, tmp_path: Path) -> None:
     """After a clean-up of the log. They are in the table's state that has the position, so it was not taken back."""
-    job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": moves != "rewrite"})
+    job = DeltaJob(spark, tmp_path, tasks=1)
     changes = Changes(job)
     changes.write(3)
     with merging_soon(every=3):
         job.run()
-    if moves == "rewrite":
-        sink = only_sink(job)
-        begun = rewritten_files(sink)
-        assert sink.end_rewrite(begun) is not None
     assert len(job.snapshot().files) == 1
     job.clean_log()
     changes.write(1)
@@ -228,7 +221,7 @@ def test_an_answer_that_is_lost(
     goes_on(job, changes)
 
 
-@pytest.mark.parametrize("what", ["delete", "purge", "vacuum", "restore"])
+@pytest.mark.parametrize("what", ["delete", "vacuum", "restore"])
 def test_others_change_the_table_meanwhile(spark: SparkSession, tmp_path: Path, what: str) -> None:
     """A rewrite whose files others changed gives way. One whose files are as they were is done."""
     job = DeltaJob(spark, tmp_path, tasks=1, table={"merge_small_files": False})
@@ -243,8 +236,6 @@ def test_others_change_the_table_meanwhile(spark: SparkSession, tmp_path: Path, 
     if what == "delete":
         job.sql("DELETE FROM {t} WHERE id = 3")
         del rows[3]
-    elif what == "purge":
-        job.sql("REORG TABLE {t} APPLY (PURGE)")
     elif what == "vacuum":
         sink.table.upkeep().remove_orphans(timedelta(days=1))
     elif what == "restore":

@@ -45,8 +45,9 @@ def copied(caplog: pytest.LogCaptureFixture) -> list[tuple[int, ...]]:
     return [tuple(int(number.replace(",", "")) for number in numbers) for numbers in found]
 
 
-@BOTH
-@pytest.mark.parametrize("partition_by", [(), pytest.param(("truncate(2, region)",), marks=pytest.mark.versions)])
+@pytest.mark.parametrize(
+    ("partition_by", "version"), [((), 2), pytest.param(("truncate(2, region)",), 3, marks=pytest.mark.versions)]
+)
 def test_the_table_never_gets_a_delete_file(
     spark: SparkSession, tmp_path: Path, version: int, partition_by: tuple[str, ...]
 ) -> None:

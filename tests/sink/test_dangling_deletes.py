@@ -309,8 +309,7 @@ def test_a_rollback_meanwhile_keeps_them(spark: SparkSession, tmp_path: Path, de
     assert job.unreferenced_files() == []
 
 
-@pytest.mark.parametrize("deletes", ["position", "equality"])
-@pytest.mark.parametrize("fault", ["before a rewrite", "after a rewrite"])
+@pytest.mark.parametrize(("fault", "deletes"), [("before a rewrite", "position"), ("after a rewrite", "equality")])
 def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, deletes: Any, fault: Any) -> None:
     job = new_job(spark, tmp_path, deletes=deletes, key=("id", "region"), partition_by=("region",))
     write_rows(job)

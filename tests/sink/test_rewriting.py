@@ -26,8 +26,7 @@ def new_job(spark: SparkSession, folder: Path, version: int, **arguments: Any) -
     return Job(spark, folder, properties={"format-version": str(version)}, **arguments)
 
 
-@BOTH
-@pytest.mark.parametrize("partition_by", [(), ("bucket(2, id)",)])
+@pytest.mark.parametrize(("partition_by", "version"), [((), 3), (("bucket(2, id)",), 2)])
 def test_rows_change_while_their_files_are_rewritten(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, partition_by: tuple[str, ...]
 ) -> None:

@@ -91,8 +91,7 @@ class RandomChanges:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("partition_by", [(), ("region",)])
+@pytest.mark.parametrize(("kind", "partition_by"), [("v2", ()), ("v3", ("region",)), ("delta", ())])
 def test_rows_change_while_they_are_sorted(
     spark: SparkSession,
     tmp_path: Path,
@@ -177,7 +176,7 @@ WINDOWS = ("x >= 8 and x < 12", "y >= 8 and y < 12", "x >= 8 and x < 12 and y >=
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("kind", ["v3", "delta"])
 def test_a_filtered_scan_skips_files(spark: SparkSession, tmp_path: Path, kind: str) -> None:
     """By the statistics of files: how many it plans of all, with each order."""
     shares = {}
