@@ -6,7 +6,7 @@ import shutil
 import struct
 import time
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -158,72 +158,6 @@ def test_the_model_reads_what_delta_reads(spark: SparkSession, tmp_path: Path, n
                 read(table)
         else:
             assert read(table) == plain(log.rows()), reader
-
-
-TYPES = {
-    "id": ("bigint", ["1", "2", "3"]),
-    "s": ("string", ["repeat('é', 40)", "NULL", "repeat('\U0001f600', 40)"]),
-    "d": ("double", ["double('NaN')", "-0.0D", "double('Infinity')"]),
-    "f": ("float", ["float('NaN')", "float('0.1')", "float('-Infinity')"]),
-    "ts": ("timestamp", ["timestamp'2020-01-01 00:00:00.123456'", "timestamp'1900-01-01 00:00:00.123456'", "NULL"]),
-    "n": ("timestamp_ntz", ["timestamp_ntz'2020-01-01 00:00:00.1'", "timestamp_ntz'1900-01-01 00:00:00'", "NULL"]),
-    "dt": ("date", ["date'2020-02-29'", "date'0001-01-01'", "date'12020-01-01'"]),
-    "dec": ("decimal(20,3)", ["1.234", "-12345678901234567.891", "NULL"]),
-    "sm": ("smallint", ["1", "-32768", "NULL"]),
-    "ti": ("tinyint", ["1", "-128", "NULL"]),
-    "b": ("boolean", ["true", "false", "NULL"]),
-    "bin": ("binary", ["X'00FF'", "X''", "NULL"]),
-    "st": ("struct<x: int, y: struct<z: string>>", ["struct(1, struct('a'))", "struct(2, NULL)", "NULL"]),
-    "arr": ("array<struct<x: date>>", ["array(struct(date'2020-01-01'), NULL)", "array()", "NULL"]),
-    "m": ("map<string, timestamp>", ["map('a', timestamp'2020-01-01 00:00:00')", "map()", "NULL"]),
-    "ps": ("string", ["'ü é/%#?:a'", "NULL", "'a b'"]),
-    "pd": ("date", ["date'2020-01-01'", "NULL", "date'12020-01-01'"]),
-    "pt": ("timestamp", ["timestamp'2020-01-01 00:00:00.5'", "NULL", "timestamp'12020-01-01 00:00:00.123456'"]),
-    "pn": ("timestamp_ntz", ["timestamp_ntz'2020-01-01 00:00:00.5'", "NULL", "timestamp_ntz'1900-01-01 00:00:00'"]),
-    "pb": ("boolean", ["true", "NULL", "false"]),
-    "pdec": ("decimal(10,2)", ["1.5", "NULL", "-3"]),
-    "pf": ("double", ["1.5", "NULL", "double('-Infinity')"]),
-}
-"""Column -> type and its values in three rows."""
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("partitioned", [True, False])
-def test_values_of_all_types(spark: SparkSession, tmp_path: Path, partitioned: bool) -> None:
-    """Extreme values, in columns and as partition values, with their statistics."""
-    table = tmp_path / "t"
-    columns = ", ".join(f"{name} {type_}" for name, (type_, _) in TYPES.items())
-    partition_columns = [name for name in TYPES if name.startswith("p")]
-    create(spark, table, columns, Story((), f"PARTITIONED BY ({', '.join(partition_columns)})" if partitioned else ""))
-    rows = ["SELECT " + ", ".join(values[row] for _, values in TYPES.values()) for row in range(3)]
-    sql(spark, table, "INSERT INTO {t} SELECT /*+ COALESCE(1) */ * FROM (" + " UNION ALL ".join(rows) + ")")
-    log = DeltaLog(table)
-    log.check()
-    assert plain(log.rows()) == plain(spark.read.format("delta").load(str(table)).toArrow())
-    assert READERS["DuckDB"](table) == plain(log.rows())
-
-
-@pytest.mark.spark
-@pytest.mark.parametrize("policy", ["classic", "v2"])
-def test_commits_below_a_checkpoint_were_cleaned_up(spark: SparkSession, tmp_path: Path, policy: str) -> None:
-    table = tmp_path / "t"
-    properties = {"delta.checkpointPolicy": policy, "delta.checkpointInterval": "2"}
-    create(spark, table, "id int, p int", Story((), "PARTITIONED BY (p)", properties))
-    for number in range(5):
-        sql(spark, table, f"INSERT INTO {{t}} VALUES ({number}, {number % 2})")
-    log = DeltaLog(table)
-    before = {version: plain(log.rows(version)) for version in log.versions}
-    for version in range(4):
-        (table / "_delta_log" / f"{version:020}.json").unlink()
-    for path in (table / "_delta_log").glob(f"{2:020}.checkpoint.*"):
-        path.unlink()
-    (table / "_delta_log" / "_last_checkpoint").write_text("a hint, not to be trusted")
-    cleaned = DeltaLog(table)
-    cleaned.check()
-    assert cleaned.versions == range(4, 6)
-    assert {version: plain(cleaned.rows(version)) for version in cleaned.versions} == {v: before[v] for v in (4, 5)}
-    with pytest.raises(LookupError):
-        cleaned.snapshot(3)
 
 
 def test_examples_of_the_protocol() -> None:
@@ -419,152 +353,142 @@ def _unrelated(*, kind: str = "remove", **more: Any) -> dict[str, Any]:
 V2 = "checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.json"
 TXN = {"txn": {"appId": "app", "version": 1}}
 DOMAIN = {"domainMetadata": {"domain": "d", "configuration": "", "removed": False}}
-BREAKS: list[tuple[str, str, Callable[[Broken], None]]] = []
-"""Rule, what is done to the table, and the function that does it."""
+
+
+def inside(context: AbstractContextManager[Any], change: Callable[[Any], object]) -> None:
+    with context as it:
+        change(it)
+
+
+BREAKS: dict[str, Callable[[Broken], object]] = {
+    "versions are contiguous": lambda b: b.path(2).unlink(),
+    "an action is a line of JSON": lambda b: b.path(3).write_text(b.path(3).read_text()[:-5]),
+    "checkpoints' actions aren't in commits": lambda b: b.append(
+        3, {"sidecar": {"path": "x", "sizeInBytes": 1, "modificationTime": 1}}
+    ),
+    "required fields": lambda b: inside(b.action(1, "add"), lambda add: add.pop("size")),
+    "one add for each path": lambda b: b.append(3, {"add": b.live(2, "1")}),
+    "one txn for each appId": lambda b: b.append(3, TXN, TXN),
+    "one domainMetadata for each domain": lambda b: b.append(3, DOMAIN, DOMAIN),
+    "one metaData for each commit": lambda b: inside(
+        b.commit(0), lambda actions: actions.extend([action for action in actions if "metaData" in action])
+    ),
+    "no logical file is added and removed in a commit": lambda b: inside(
+        b.action(3, "add"), lambda add: add.update(deletionVector=b.live(2, "1")["deletionVector"])
+    ),
+    "version 0 has protocol and metadata": lambda b: b.drop(0, "protocol"),
+    "path is a URI": lambda b: b.append(3, _unrelated(path="p=0/a b.parquet")),
+    "relative path stays below the table": lambda b: b.append(3, _unrelated(path="../other/x.parquet")),
+    "data files aren't in hidden folders": lambda b: b.append(3, _unrelated(kind="add", path="_rowdelta/x.parquet")),
+    "a path is always spelled the same": lambda b: inside(
+        b.action(3, "remove"), lambda remove: remove.update(path=remove["path"].replace("=", "%3D"))
+    ),
+    "partition values of all partition columns": lambda b: inside(
+        b.action(1, "add"), lambda add: add.update(partitionValues={})
+    ),
+    "partition value is of its column's type": lambda b: inside(
+        b.action(1, "add"), lambda add: add.update(partitionValues={"p": "one"})
+    ),
+    "features belong to reader version 3 and writer version 7": lambda b: inside(
+        b.protocol(), lambda protocol: protocol.update(minReaderVersion=2)
+    ),
+    "reader features are writer features too": lambda b: inside(
+        b.protocol(), lambda protocol: protocol["readerFeatures"].append("columnMapping")
+    ),
+    "deletionVectors needs the feature": lambda b: b.supports("deletionVectors", is_=False),
+    "new vectors need enableDeletionVectors": lambda b: b.set("delta.enableDeletionVectors", "false"),
+    "timestampNtz needs the feature": lambda b: inside(
+        b.schema(), lambda fields: fields["at"].update(type="timestamp_ntz")
+    ),
+    "column names are unique": lambda b: inside(b.schema(), lambda fields: fields["name"].update(name="ID")),
+    "known type": lambda b: inside(b.schema(), lambda fields: fields["name"].update(type="varchar")),
+    "a path is live with one vector": lambda b: b.drop(2, "remove"),
+    "a remove names the live vector": lambda b: inside(
+        b.action(3, "remove"), lambda remove: remove.pop("deletionVector")
+    ),
+    "a removed file was live": lambda b: b.append(3, _unrelated()),
+    "numRecords beside a vector": lambda b: inside(b.statistics(3, "1"), lambda stats: stats.pop("numRecords")),
+    "statistics are JSON": lambda b: inside(b.action(1, "add"), lambda add: add.update(stats=add["stats"][:-1])),
+    "vector's cardinality": lambda b: inside(
+        b.action(3, "add"), lambda add: add["deletionVector"].update(cardinality=7)
+    ),
+    "vector's storage type": lambda b: inside(
+        b.action(3, "add"), lambda add: add["deletionVector"].update(storageType="s")
+    ),
+    "inline vector has no offset": lambda b: inside(
+        b.action(3, "add"), lambda add: add["deletionVector"].update(storageType="i")
+    ),
+    "vector's positions are in the data file": lambda b: inside(
+        b.action(3, "add"), lambda add: add.update(deletionVector=inline([1, 6]))
+    ),
+    "vector is Z85": lambda b: inside(
+        b.action(3, "add"), lambda add: add["deletionVector"].update(pathOrInlineDv="~" * 20)
+    ),
+    "vector's size": lambda b: inside(
+        b.action(3, "add"),
+        lambda add: add["deletionVector"].update(sizeInBytes=add["deletionVector"]["sizeInBytes"] - 1),
+    ),
+    "vector's file exists": lambda b: vector_path(b.table, b.live(3, "1")["deletionVector"]).unlink(),
+    "vector file's format version is 1": lambda b: b.flip(0),
+    "vector's checksum": lambda b: b.flip(-1),
+    "an add without dataChange has a remove": lambda b: b.drop(5, "remove"),
+    "a remove without dataChange has an add": lambda b: b.drop(5, "add"),
+    "appendOnly tables lose no rows": lambda b: b.set("delta.appendOnly", "true"),
+    "change data files don't change data": lambda b: b.append(3, _unrelated(kind="cdc")),
+    "row tracking needs row ids and commit versions": lambda b: b.set("delta.enableRowTracking", "true"),
+    "checkpoint has the live files": lambda b: inside(
+        b.checkpoint(), lambda rows: rows.remove(next(row for row in rows if row["add"]))
+    ),
+    "checkpoint has the tombstones": lambda b: inside(
+        b.checkpoint(), lambda rows: rows.remove(next(row for row in rows if row["remove"]))
+    ),
+    "checkpoint has one protocol and metadata": lambda b: inside(
+        b.checkpoint(), lambda rows: rows.remove(next(row for row in rows if row["protocol"]))
+    ),
+    "checkpoint has the domains": lambda b: b.append(3, DOMAIN),
+    "checkpoint has the transactions": lambda b: b.append(3, TXN),
+    "sidecar exists": lambda b: b.v2_checkpoint().unlink(),
+    "version checksum": lambda b: b.path(3, "crc").write_text(
+        json.dumps({"tableSizeBytes": 1, "numFiles": 1, "numMetadata": 1, "numProtocol": 1})
+    ),
+    "data file exists": lambda b: (b.table / b.live(1, "0")["path"]).unlink(),
+    "data file's size": lambda b: inside(b.action(1, "add"), lambda add: add.update(size=add["size"] + 1)),
+    "data file's types": lambda b: inside(b.schema(), lambda fields: fields["price"].update(type="decimal(10,2)")),
+    "types are widened with the feature only": lambda b: inside(
+        b.schema(), lambda fields: fields["id"].update(type="decimal(20,0)")
+    ),
+    "no null in a column that isn't nullable": lambda b: inside(
+        b.schema(), lambda fields: fields["name"].update(nullable=False)
+    ),
+    "numRecords": lambda b: inside(
+        b.statistics(1, "0"), lambda stats: stats.update(numRecords=stats["numRecords"] + 1)
+    ),
+    "nullCount": lambda b: inside(b.statistics(1, "1"), lambda stats: stats["nullCount"].update(name=0)),
+    "bounds hold the live rows": lambda b: inside(b.statistics(1, "0"), lambda stats: stats["minValues"].update(id=1)),
+    "bounds hold the live rows / wide": lambda b: inside(b.statistics(3, "1"), lambda s: s["maxValues"].update(id=10)),
+    "bounds hold the live rows / NaN": lambda b: inside(
+        b.statistics(1, "0"), lambda s: s["maxValues"].update(price=2.5)
+    ),
+    "bounds hold the live rows / cut off": lambda b: inside(
+        b.statistics(1, "0"), lambda s: s["maxValues"].update(name=s["maxValues"]["name"][:32])
+    ),
+    "bounds hold the live rows / rounded up": lambda b: inside(
+        b.statistics(1, "1"), lambda s: s["minValues"].update(at="1969-12-31T23:59:59.995Z")
+    ),
+    "tight bounds are a row's": lambda b: inside(b.statistics(1, "0"), lambda stats: stats["minValues"].update(id=-1)),
+    "statistics are of their column's type": lambda b: inside(
+        b.statistics(1, "0"), lambda stats: stats["minValues"].update(id="zero")
+    ),
+}
+"""Rule -> what breaks it."""
 
 
 def breaks(rule: str) -> Callable[[Callable[[Broken], None]], Callable[[Broken], None]]:
     def registered(function: Callable[[Broken], None]) -> Callable[[Broken], None]:
-        BREAKS.append((rule, function.__name__, function))
+        BREAKS[rule] = function
         return function
 
     return registered
-
-
-@breaks("versions are contiguous")
-def a_commit_is_missing(broken: Broken) -> None:
-    broken.path(2).unlink()
-
-
-@breaks("versions are contiguous")
-def the_first_commits_are_missing_without_a_checkpoint(broken: Broken) -> None:
-    broken.without_checkpoint()
-    broken.path(0).unlink()
-
-
-@breaks("an action is a line of JSON")
-def a_line_is_cut_off(broken: Broken) -> None:
-    broken.path(3).write_text(broken.path(3).read_text()[:-5])
-
-
-@breaks("an action is a line of JSON")
-def a_line_has_two_actions(broken: Broken) -> None:
-    broken.append(3, TXN | DOMAIN)
-
-
-@breaks("checkpoints' actions aren't in commits")
-def a_sidecar_is_committed(broken: Broken) -> None:
-    broken.append(3, {"sidecar": {"path": "x", "sizeInBytes": 1, "modificationTime": 1}})
-
-
-@breaks("required fields")
-def an_add_without_size(broken: Broken) -> None:
-    with broken.action(1, "add") as add:
-        del add["size"]
-
-
-@breaks("required fields")
-def a_number_as_text(broken: Broken) -> None:
-    broken.append(3, {"txn": {"appId": "app", "version": "1"}})
-
-
-@breaks("required fields")
-def a_remove_that_lies_about_its_fields(broken: Broken) -> None:
-    with broken.action(3, "remove") as remove:
-        del remove["size"]
-
-
-@breaks("one add for each path")
-def a_path_is_added_twice(broken: Broken) -> None:
-    broken.append(3, {"add": broken.live(2, "1")})
-
-
-@breaks("one txn for each appId")
-def two_transactions_of_an_application(broken: Broken) -> None:
-    broken.append(3, TXN, TXN)
-
-
-@breaks("one domainMetadata for each domain")
-def two_configurations_of_a_domain(broken: Broken) -> None:
-    broken.append(3, DOMAIN, DOMAIN)
-
-
-@breaks("one metaData for each commit")
-def two_metadata(broken: Broken) -> None:
-    with broken.commit(0) as actions:
-        actions.extend([action for action in actions if "metaData" in action])
-
-
-@breaks("no logical file is added and removed in a commit")
-def a_vector_is_replaced_by_itself(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"] = broken.live(2, "1")["deletionVector"]
-
-
-@breaks("version 0 has protocol and metadata")
-def no_protocol(broken: Broken) -> None:
-    broken.drop(0, "protocol")
-
-
-@breaks("path is a URI")
-def a_path_with_a_space(broken: Broken) -> None:
-    broken.append(3, _unrelated(path="p=0/a b.parquet"))
-
-
-@breaks("path is a URI")
-def a_path_with_a_lone_percent(broken: Broken) -> None:
-    broken.append(3, _unrelated(path="p=0/100%.parquet"))
-
-
-@breaks("relative path stays below the table")
-def a_path_out_of_the_table(broken: Broken) -> None:
-    broken.append(3, _unrelated(path="../other/x.parquet"))
-
-
-@breaks("data files aren't in hidden folders")
-def a_data_file_in_a_hidden_folder(broken: Broken) -> None:
-    broken.append(3, _unrelated(kind="add", path="_rowdelta/x.parquet"))
-
-
-@breaks("a path is always spelled the same")
-def a_path_is_encoded_in_another_way(broken: Broken) -> None:
-    with broken.action(3, "remove") as remove:
-        remove["path"] = remove["path"].replace("=", "%3D")
-
-
-@breaks("partition values of all partition columns")
-def no_partition_value(broken: Broken) -> None:
-    with broken.action(1, "add") as add:
-        add["partitionValues"] = {}
-
-
-@breaks("partition value is of its column's type")
-def a_partition_value_is_no_number(broken: Broken) -> None:
-    with broken.action(1, "add") as add:
-        add["partitionValues"] = {"p": "one"}
-
-
-@breaks("partition value is of its column's type")
-def a_partition_value_is_too_large(broken: Broken) -> None:
-    with broken.action(1, "add") as add:
-        add["partitionValues"] = {"p": str(2**31)}
-
-
-@breaks("features belong to reader version 3 and writer version 7")
-def features_of_an_old_version(broken: Broken) -> None:
-    with broken.protocol() as protocol:
-        protocol["minReaderVersion"] = 2
-
-
-@breaks("reader features are writer features too")
-def a_feature_of_readers_only(broken: Broken) -> None:
-    with broken.protocol() as protocol:
-        protocol["readerFeatures"].append("columnMapping")
-
-
-@breaks("deletionVectors needs the feature")
-def vectors_are_enabled_without_the_feature(broken: Broken) -> None:
-    broken.supports("deletionVectors", is_=False)
 
 
 @breaks("vectors need the feature")
@@ -573,109 +497,10 @@ def a_vector_without_the_feature(broken: Broken) -> None:
     broken.set("delta.enableDeletionVectors", "false")
 
 
-@breaks("new vectors need enableDeletionVectors")
-def a_vector_where_they_are_off(broken: Broken) -> None:
-    broken.set("delta.enableDeletionVectors", "false")
-
-
-@breaks("timestampNtz needs the feature")
-def a_type_without_its_feature(broken: Broken) -> None:
-    with broken.schema() as fields:
-        fields["at"]["type"] = "timestamp_ntz"
-
-
-@breaks("column names are unique")
-def two_columns_of_a_name(broken: Broken) -> None:
-    with broken.schema() as fields:
-        fields["name"]["name"] = "ID"
-
-
-@breaks("known type")
-def a_type_that_does_not_exist(broken: Broken) -> None:
-    with broken.schema() as fields:
-        fields["name"]["type"] = "varchar"
-
-
 @breaks("columns have an id and a physical name")
 def column_mapping_without_names(broken: Broken) -> None:
     broken.supports("columnMapping", is_=True)
     broken.set("delta.columnMapping.mode", "name")
-
-
-@breaks("a path is live with one vector")
-def the_file_before_its_vector_stays(broken: Broken) -> None:
-    broken.drop(2, "remove")
-
-
-@breaks("a path is live with one vector")
-def the_earlier_vector_stays(broken: Broken) -> None:
-    broken.drop(3, "remove")
-
-
-@breaks("a remove names the live vector")
-def a_remove_without_the_live_vector(broken: Broken) -> None:
-    with broken.action(3, "remove") as remove:
-        del remove["deletionVector"]
-
-
-@breaks("a removed file was live")
-def a_remove_of_an_unknown_file(broken: Broken) -> None:
-    broken.append(3, _unrelated())
-
-
-@breaks("a removed file was live")
-def a_remove_of_a_removed_file(broken: Broken) -> None:
-    with broken.commit(5) as actions:
-        first = next(action for action in actions if "remove" in action)
-    broken.path(6).write_text(json.dumps(first) + "\n")
-
-
-@breaks("numRecords beside a vector")
-def a_vector_without_the_number_of_records(broken: Broken) -> None:
-    with broken.statistics(3, "1") as stats:
-        del stats["numRecords"]
-
-
-@breaks("numRecords beside a vector")
-def a_vector_without_statistics(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        del add["stats"]
-
-
-@breaks("statistics are JSON")
-def statistics_that_are_cut_off(broken: Broken) -> None:
-    with broken.action(1, "add") as add:
-        add["stats"] = add["stats"][:-1]
-
-
-@breaks("vector's cardinality")
-def a_vector_deletes_more_than_there_is(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"]["cardinality"] = 7
-
-
-@breaks("vector's cardinality")
-def a_vector_deletes_less_than_it_says(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"]["cardinality"] = 3
-
-
-@breaks("vector's storage type")
-def a_vector_that_is_stored_elsewhere(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"]["storageType"] = "s"
-
-
-@breaks("inline vector has no offset")
-def an_inline_vector_with_an_offset(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"]["storageType"] = "i"
-
-
-@breaks("vector's positions are in the data file")
-def a_vector_beyond_the_last_row(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"] = inline([1, 6])
 
 
 @breaks("vector's magic number")
@@ -692,53 +517,6 @@ def a_vector_that_ends_early(broken: Broken) -> None:
         vector["pathOrInlineDv"], vector["sizeInBytes"] = vector["pathOrInlineDv"][:20], 16
 
 
-@breaks("vector is Z85")
-def a_vector_in_another_encoding(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"]["pathOrInlineDv"] = "~" * 20
-
-
-@breaks("vector's size")
-def a_vector_of_another_size(broken: Broken) -> None:
-    with broken.action(3, "add") as add:
-        add["deletionVector"]["sizeInBytes"] -= 1
-
-
-@breaks("vector's file exists")
-def a_vector_without_its_file(broken: Broken) -> None:
-    vector_path(broken.table, broken.live(3, "1")["deletionVector"]).unlink()
-
-
-@breaks("vector file's format version is 1")
-def a_vector_file_of_another_version(broken: Broken) -> None:
-    broken.flip(0)
-
-
-@breaks("vector's checksum")
-def a_vector_with_a_wrong_checksum(broken: Broken) -> None:
-    broken.flip(-1)
-
-
-@breaks("vector's checksum")
-def a_vector_with_a_changed_byte(broken: Broken) -> None:
-    broken.flip(9)
-
-
-@breaks("an add without dataChange has a remove")
-def a_compaction_that_only_adds(broken: Broken) -> None:
-    broken.drop(5, "remove")
-
-
-@breaks("a remove without dataChange has an add")
-def a_compaction_that_only_removes(broken: Broken) -> None:
-    broken.drop(5, "add")
-
-
-@breaks("appendOnly tables lose no rows")
-def a_delete_from_an_append_only_table(broken: Broken) -> None:
-    broken.set("delta.appendOnly", "true")
-
-
 @breaks("domains need the feature")
 def a_domain_without_the_feature(broken: Broken) -> None:
     with broken.protocol() as protocol:
@@ -751,16 +529,6 @@ def a_change_data_file_without_the_feature(broken: Broken) -> None:
     with broken.protocol() as protocol:
         protocol["writerFeatures"].remove("changeDataFeed")
     broken.append(3, _unrelated(kind="cdc", dataChange=False))
-
-
-@breaks("change data files don't change data")
-def a_change_data_file_with_data_change(broken: Broken) -> None:
-    broken.append(3, _unrelated(kind="cdc"))
-
-
-@breaks("row tracking needs row ids and commit versions")
-def no_row_ids(broken: Broken) -> None:
-    broken.set("delta.enableRowTracking", "true")
 
 
 @breaks("commitInfo with inCommitTimestamp comes first")
@@ -778,24 +546,6 @@ def in_commit_timestamps_go_back(broken: Broken) -> None:
             info["inCommitTimestamp"] = 100 - version
 
 
-@breaks("checkpoint has the live files")
-def a_file_is_missing_in_the_checkpoint(broken: Broken) -> None:
-    with broken.checkpoint() as rows:
-        rows.remove(next(row for row in rows if row["add"]))
-
-
-@breaks("checkpoint has the live files")
-def a_file_is_another_in_the_checkpoint(broken: Broken) -> None:
-    with broken.checkpoint() as rows:
-        next(row for row in rows if row["add"])["add"]["size"] += 1
-
-
-@breaks("checkpoint has the tombstones")
-def a_tombstone_is_missing_in_the_checkpoint(broken: Broken) -> None:
-    with broken.checkpoint() as rows:
-        rows.remove(next(row for row in rows if row["remove"]))
-
-
 @breaks("no file is live and removed")
 def a_tombstone_of_a_live_file(broken: Broken) -> None:
     with broken.checkpoint() as rows:
@@ -804,26 +554,10 @@ def a_tombstone_of_a_live_file(broken: Broken) -> None:
         tombstone["path"], tombstone["deletionVector"] = add["path"], add["deletionVector"]
 
 
-@breaks("checkpoint has one protocol and metadata")
-def a_checkpoint_without_protocol(broken: Broken) -> None:
-    with broken.checkpoint() as rows:
-        rows.remove(next(row for row in rows if row["protocol"]))
-
-
 @breaks("checkpoint with a uuid is of v2")
 def a_v1_checkpoint_with_a_uuid(broken: Broken) -> None:
     path = broken.path(5, "checkpoint.parquet")
     path.rename(broken.path(5, "checkpoint.80a083e8-7026-4e79-81be-64bd76c43a11.parquet"))
-
-
-@breaks("checkpoint has the domains")
-def a_domain_is_missing_in_the_checkpoint(broken: Broken) -> None:
-    broken.append(3, DOMAIN)
-
-
-@breaks("checkpoint has the transactions")
-def a_transaction_is_missing_in_the_checkpoint(broken: Broken) -> None:
-    broken.append(3, TXN)
 
 
 @breaks("v2 needs the feature")
@@ -833,11 +567,6 @@ def a_v2_checkpoint_without_the_feature(broken: Broken) -> None:
     with broken.top() as actions:
         for kind in ("readerFeatures", "writerFeatures"):
             actions[0]["protocol"][kind].remove("v2Checkpoint")
-
-
-@breaks("sidecar exists")
-def a_sidecar_is_missing(broken: Broken) -> None:
-    broken.v2_checkpoint().unlink()
 
 
 @breaks("sidecar's size")
@@ -877,110 +606,6 @@ def a_checkpoint_in_parts_with_the_feature(broken: Broken) -> None:
     broken.in_parts()
 
 
-@breaks("version checksum")
-def a_checksum_of_another_table(broken: Broken) -> None:
-    broken.path(3, "crc").write_text(
-        json.dumps({"tableSizeBytes": 1, "numFiles": 1, "numMetadata": 1, "numProtocol": 1})
-    )
-
-
-@breaks("data file exists")
-def a_data_file_is_missing(broken: Broken) -> None:
-    (broken.table / broken.live(1, "0")["path"]).unlink()
-
-
-@breaks("data file's size")
-def a_data_file_of_another_size(broken: Broken) -> None:
-    with broken.action(1, "add") as add:
-        add["size"] += 1
-
-
-@breaks("data file's types")
-def a_column_of_another_type(broken: Broken) -> None:
-    with broken.schema() as fields:
-        fields["price"]["type"] = "decimal(10,2)"
-
-
-@breaks("types are widened with the feature only")
-def a_wider_column_without_the_feature(broken: Broken) -> None:
-    with broken.schema() as fields:
-        fields["id"]["type"] = "decimal(20,0)"
-
-
-@breaks("no null in a column that isn't nullable")
-def a_null_that_is_not_allowed(broken: Broken) -> None:
-    with broken.schema() as fields:
-        fields["name"]["nullable"] = False
-
-
-@breaks("numRecords")
-def a_wrong_number_of_records(broken: Broken) -> None:
-    with broken.statistics(1, "0") as stats:
-        stats["numRecords"] += 1
-
-
-@breaks("nullCount")
-def a_wrong_number_of_nulls(broken: Broken) -> None:
-    with broken.statistics(1, "1") as stats:
-        stats["nullCount"]["name"] = 0
-
-
-@breaks("nullCount")
-def wide_statistics_say_that_all_rows_are_null(broken: Broken) -> None:
-    with broken.statistics(3, "1") as stats:
-        stats["nullCount"]["name"] = stats["numRecords"]
-
-
-@breaks("bounds hold the live rows")
-def a_minimum_above_a_row(broken: Broken) -> None:
-    with broken.statistics(1, "0") as stats:
-        stats["minValues"]["id"] = 1
-
-
-@breaks("bounds hold the live rows")
-def a_wide_maximum_below_a_row(broken: Broken) -> None:
-    with broken.statistics(3, "1") as stats:
-        stats["maxValues"]["id"] = 10
-
-
-@breaks("bounds hold the live rows")
-def a_maximum_that_ignores_nan(broken: Broken) -> None:
-    with broken.statistics(1, "0") as stats:
-        stats["maxValues"]["price"] = 2.5
-
-
-@breaks("bounds hold the live rows")
-def a_maximum_is_cut_off_like_a_minimum(broken: Broken) -> None:
-    with broken.statistics(1, "0") as stats:
-        stats["maxValues"]["name"] = stats["maxValues"]["name"][:32]
-
-
-@breaks("bounds hold the live rows")
-def a_minimum_is_rounded_up_to_milliseconds(broken: Broken) -> None:
-    with broken.statistics(1, "1") as stats:
-        stats["minValues"]["at"] = "1969-12-31T23:59:59.995Z"
-
-
-@breaks("tight bounds are a row's")
-def a_tight_minimum_that_no_row_has(broken: Broken) -> None:
-    with broken.statistics(1, "0") as stats:
-        stats["minValues"]["id"] = -1
-
-
-@breaks("tight bounds are a row's")
-def statistics_stay_tight_beside_a_vector(broken: Broken) -> None:
-    with broken.statistics(3, "1") as stats:
-        del stats["tightBounds"]
-        stats["nullCount"]["name"] = 0
-        stats["minValues"]["id"] = 0
-
-
-@breaks("statistics are of their column's type")
-def a_minimum_of_another_type(broken: Broken) -> None:
-    with broken.statistics(1, "0") as stats:
-        stats["minValues"]["id"] = "zero"
-
-
 @pytest.fixture
 def broken(good: Path, tmp_path: Path) -> Broken:
     """A copy that isn't broken yet."""
@@ -991,67 +616,10 @@ def broken(good: Path, tmp_path: Path) -> Broken:
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("rule", "name", "damage"), BREAKS, ids=[name for _, name, _ in BREAKS])
-def test_a_broken_rule_is_found(broken: Broken, rule: str, name: str, damage: Callable[[Broken], None]) -> None:
-    damage(broken)
+@pytest.mark.parametrize("rule", BREAKS)
+def test_a_broken_rule_is_found(broken: Broken, rule: str) -> None:
+    BREAKS[rule](broken)
     with pytest.raises(ProtocolViolation) as violation:
         DeltaLog(broken.table).check()
-    assert violation.value.rule == rule, str(violation.value)
+    assert violation.value.rule == rule.partition(" / ")[0], str(violation.value)
     assert violation.value.version is not None
-
-
-@pytest.mark.spark
-def test_checkpoints_in_parts_and_of_v2(broken: Broken) -> None:
-    """They say what the classic one does, also when it alone can say it. One that lacks a part isn't there."""
-    expected = plain(DeltaLog(broken.table).rows())
-    classic = broken.path(5, "checkpoint.parquet").read_bytes()
-    parts = broken.in_parts()
-    DeltaLog(broken.table).check()
-    commits = [broken.path(version).read_bytes() for version in range(6)]
-    for version in range(5):
-        broken.path(version).unlink()
-    log = DeltaLog(broken.table)
-    log.check()
-    assert (log.versions, plain(log.rows())) == (range(5, 6), expected)
-    parts[1].unlink()
-    with pytest.raises(ProtocolViolation, match="versions are contiguous"):
-        DeltaLog(broken.table)
-    for version, commit in enumerate(commits):
-        broken.path(version).write_bytes(commit)
-    assert plain(DeltaLog(broken.table).rows()) == expected
-    broken.path(5, "checkpoint.parquet").write_bytes(classic)
-    broken.v2_checkpoint()
-    log = DeltaLog(broken.table)
-    log.check()
-    assert plain(log.rows()) == expected
-
-
-@pytest.mark.spark
-def test_tombstones_expire(broken: Broken) -> None:
-    """After the table's own retention, by default a week."""
-    log = DeltaLog(broken.table)
-    tombstones = log.snapshot().tombstones
-    removed = [remove["deletionTimestamp"] for remove in tombstones.values()]
-    assert sorted(vector is None for _, vector in tombstones) == [False, False, True, True, True, True]
-    week = 7 * 24 * 3600 * 1000
-    assert log.snapshot().unexpired(min(removed) + week - 1).keys() == tombstones.keys()
-    assert not log.snapshot().unexpired(max(removed) + week)
-    broken.without_checkpoint()
-    broken.set("delta.deletedFileRetentionDuration", "interval 2 hours")
-    assert not DeltaLog(broken.table).snapshot().unexpired(max(removed) + 2 * 3600 * 1000)
-    assert DeltaLog(broken.table).snapshot().unexpired(max(removed) + 2 * 3600 * 1000 - 1)
-
-
-@pytest.mark.spark
-def test_transactions_and_domains(broken: Broken) -> None:
-    """The latest wins, removed domains are gone, and a transaction's version may go back."""
-    broken.without_checkpoint()
-    removed = {"domainMetadata": DOMAIN["domainMetadata"] | {"removed": True}}
-    broken.append(1, {"txn": TXN["txn"] | {"version": 7}}, DOMAIN)
-    broken.append(3, TXN, {"domainMetadata": {"domain": "e", "configuration": "{}", "removed": False}})
-    broken.append(4, removed)
-    log = DeltaLog(broken.table)
-    versions = [log.snapshot(version) for version in log.versions]
-    assert [s.transactions.get("app", {}).get("version") for s in versions] == [None, 7, 7, 1, 1, 1]
-    assert [sorted(s.domains) for s in versions] == [[], ["d"], ["d"], ["d", "e"], ["e"], ["e"]]
-    assert [info["operation"] for info in log.history().values()][-2:] == ["WRITE", "OPTIMIZE"]
