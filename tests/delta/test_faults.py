@@ -5,7 +5,6 @@ import logging
 import shutil
 import subprocess
 import sys
-from collections.abc import Mapping
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -239,29 +238,6 @@ def test_new_and_wider_columns(spark: SparkSession, tmp_path: Path) -> None:
     assert job.check_index() is not None
 
 
-@pytest.mark.parametrize(
-    ("properties", "columns", "named"),
-    [
-        ({"delta.enableChangeDataFeed": "true"}, "", "enableChangeDataFeed"),
-        ({"delta.enableRowTracking": "true"}, "", "enableRowTracking"),
-        ({"delta.appendOnly": "true"}, "", "appendOnly"),
-        ({"delta.enableDeletionVectors": "false"}, "", "enableDeletionVectors"),
-        ({"delta.constraints.c": "id > 0"}, "", "constraints"),
-        ({}, ", g bigint GENERATED ALWAYS AS IDENTITY", "identity column"),
-    ],
-)
-def test_tables_that_are_refused(
-    spark: SparkSession, tmp_path: Path, properties: Mapping[str, str], columns: str, named: str
-) -> None:
-    job = DeltaJob(spark, tmp_path, configure_columns=False)
-    job.create(f"id bigint, region string{columns}", properties=properties)
-    before = job.version()
-    job.write(inserts(1))
-    with pytest.raises(TableError, match=named):
-        job.run()
-    assert job.version() == before
-
-
 def test_a_table_that_becomes_append_only_while_the_sink_runs(spark: SparkSession, tmp_path: Path) -> None:
     job = DeltaJob(spark, tmp_path)
     job.write(inserts(1, 2))
@@ -274,23 +250,6 @@ def test_a_table_that_becomes_append_only_while_the_sink_runs(spark: SparkSessio
         job.run()
     assert job.rows() == [row(1), row(2)]
     job.check()
-
-
-def test_a_feature_that_nobody_knows(spark: SparkSession, tmp_path: Path) -> None:
-    job = DeltaJob(spark, tmp_path)
-    job.create("id bigint, region string")
-    log = job.table_folder / "_delta_log" / f"{0:020}.json"
-    lines = [json.loads(line) for line in log.read_text().splitlines()]
-    for line in lines:
-        if "protocol" in line:
-            line["protocol"]["writerFeatures"].append("fromTheFuture")
-    log.write_text("".join(json.dumps(line) + "\n" for line in lines))
-    for path in (job.table_folder / "_delta_log").glob("*.crc"):
-        path.unlink()
-    spark.sparkContext._jvm.org.apache.spark.sql.delta.DeltaLog.clearCache()  # type: ignore[union-attr]
-    job.write(inserts(1))
-    with pytest.raises(TableError, match="fromTheFuture"):
-        job.run()
 
 
 def test_a_missing_vector_file(spark: SparkSession, tmp_path: Path) -> None:

@@ -14,7 +14,6 @@ from confluent_kafka import Producer
 from pyspark.sql import DataFrame, SparkSession
 
 from sink.commands import inspection
-from sink.commands.replay import replay
 from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
@@ -145,38 +144,6 @@ class OrdersJob(KafkaJob):
         values = super().config().model_dump(exclude_none=True)
         values["catalogs"] = {"lake": {"type": "delta", "warehouse": str(self.folder / "warehouse")}}
         return Config.model_validate(values)
-
-
-def test_letters_are_replayed_after_a_correction(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:
-    """Amounts arrive as text, which is refused until the configuration says so. A letter whose key has changed since
-    doesn't undo the change.
-    """
-
-    def created(number: int, amount: str) -> tuple[Any, Any]:
-        row = {"id": number, "customer": "ann", "amount": amount}
-        return {"id": number}, {"op": "c", "before": None, "after": row}
-
-    job = OrdersJob(spark, tmp_path, kafka.bootstrap_servers)
-    kafka.create_topic(job.topic())
-    job.produce([created(1, "1.00"), created(2, "2.00"), (None, b"garbage"), insert(order(2, "bob", "5.00"))])
-    job.run()
-    config = job.config()
-    folder = tmp_path / "warehouse" / job.name / "orders"
-
-    def rows() -> dict[int, str]:
-        read = to_arrow(spark.read.format("delta").load(str(folder))).to_pylist()
-        return {row["id"]: f"{row['customer']} {row['amount']}" for row in read}
-
-    assert rows() == {2: "bob 5.00"}
-    source = config.source.model_copy(update={"format_options": {"decimal.handling.mode": "string"}})
-    corrected = config.model_copy(update={"source": source})
-    (outcome,) = replay(spark, corrected, Selection(), force=True)
-    assert (outcome.applied, sum(outcome.refused.values()), outcome.gone) == (2, 1, 0)
-    assert rows()[1] == "ann 1.00"
-    left = dead_letters.find(spark, corrected, Selection()).collect()
-    assert [bytes(letter["value"]) for letter in left] == [b"garbage"]
-    log = DeltaLog(folder)
-    log.check()
 
 
 def test_another_key_of_the_messages_is_accepted_by_sql(spark: SparkSession, kafka: Kafka, tmp_path: Path) -> None:

@@ -6,8 +6,6 @@ import re
 import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from datetime import UTC, datetime
-from decimal import Decimal
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote
@@ -502,32 +500,6 @@ def test_dead_letters_are_kept_exactly_once_through_a_crash(json_job: Job) -> No
     json_job.run()
     assert ids(json_job) == [1, 2]
     assert sorted(letter["value"] for letter in dead_letters(json_job)) == [b"bad one", b"bad two"]
-
-
-def test_bad_rows_of_parquet_files_are_kept_exactly_once_through_a_crash(job: Job) -> None:
-    """What comes after the crash is read by Spark, and the bad rows are compared as they are shown."""
-    job.mode = "changelog"
-    schema = pa.schema(
-        {"row_kind": pa.string(), "seq": pa.int16(), "id": pa.int64()}
-        | {"amount": pa.decimal128(9, 1), "created_at": pa.timestamp("ms", "UTC")}
-    )
-    rows = [
-        {
-            "row_kind": "+I",
-            "seq": n,
-            "id": key,
-            "amount": Decimal("1.5"),
-            "created_at": datetime(2026, 1, 2, tzinfo=UTC),
-        }
-        for n, key in enumerate([1, None])
-    ]
-    job.write_records(rows, schema)
-    with crashing("before the commit"), pytest.raises(TemporaryError):
-        job.run()
-    (before,) = dead_letters(job)
-    job.run()
-    assert ids(job) == [1]
-    assert dead_letters(job) == [before]
 
 
 @pytest.mark.parametrize("table", ["dead_letters", "orders"])

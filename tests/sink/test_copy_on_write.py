@@ -11,10 +11,10 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.errors import TableError, TemporaryError
+from sink.errors import TableError
 from sink.run import copy_on_write
 from tests.rewrites import only_sink, rewritten_files, with_null_keys
-from tests.sink.harness import Changes, Job, before_commit, by_pyiceberg, crashing, merging_soon
+from tests.sink.harness import Changes, Job, before_commit, by_pyiceberg, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -161,22 +161,6 @@ def test_small_files_are_merged(spark: SparkSession, tmp_path: Path, version: in
     assert len(merged) > 1
     assert all(summary["total-delete-files"] == "0" for summary in merged)
     assert job.rows() == by_pyiceberg(job) == changes.expected()
-    assert job.check_index() is not None
-
-
-@pytest.mark.parametrize("fault", ["before the commit", "after the commit"])
-def test_a_crash_at_the_commit(spark: SparkSession, tmp_path: Path, fault: Any) -> None:
-    job = new_job(spark, tmp_path, 3)
-    changes = Changes(job)
-    changes.write(1)
-    job.run()
-    changes.write(2)
-    with in_tasks():
-        with crashing(fault), pytest.raises(TemporaryError, match="crash "):
-            job.run()
-        job.run()
-    assert job.rows() == by_pyiceberg(job) == changes.expected()
-    assert deletes(job) == []
     assert job.check_index() is not None
 
 

@@ -288,40 +288,6 @@ def test_a_merge_of_delete_files_gives_way(spark: SparkSession, tmp_path: Path, 
     assert job.check_index() is not None
 
 
-def test_a_merge_of_delete_files_ends_with_a_rollback(spark: SparkSession, tmp_path: Path) -> None:
-    """To a data file that was gone when it began: the new delete files don't have its positions."""
-    job, left = with_many_delete_files(spark, tmp_path, data_files=3, deletes=3)
-    job.run()
-    before = job.current_snapshot()
-    assert before is not None
-    spark.sql(f"DELETE FROM {job.target} WHERE id < 100")
-    sink = only_sink(job)
-    begun = sink.begin_rewrite(MERGING_DELETES)
-    assert begun is not None
-    assert len(begun.groups[0].live or ()) == 2
-    assert sink.write_rewrite(begun)
-    job.rollback(before)
-    assert sink.end_rewrite(begun) is None
-    assert keys(job.rows()) == left
-
-
-def test_a_crash_after_delete_files_were_merged(spark: SparkSession, tmp_path: Path) -> None:
-    job, left = with_many_delete_files(spark, tmp_path, data_files=1, deletes=3)
-    job.run()
-    sink = only_sink(job)
-    begun = sink.begin_rewrite(MERGING_DELETES)
-    assert begun is not None
-    assert not begun.groups[0].files
-    assert sink.write_rewrite(begun)
-    with crashing("after a rewrite"), pytest.raises(CrashError):
-        sink.end_rewrite(begun)
-    job.write([("-D", {"id": 60, "region": "new"})])
-    job.run()
-    assert keys(job.rows()) == keys(by_pyiceberg(job)) == left - {60}
-    assert {len(deletes) for _, deletes in job.planned_files()} == {2}
-    assert job.check_index() is not None
-
-
 @pytest.mark.parametrize("fault", ["before a rewrite", "after a rewrite"])
 def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: Any) -> None:
     """The next process goes on with whichever files the table has."""

@@ -1,9 +1,7 @@
 """Kafka Connect with Debezium's connectors of PostgreSQL and MySQL or MariaDB, and Apicurio's Avro converter."""
 
 import json
-import tempfile
-from collections.abc import Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 from urllib.error import HTTPError, URLError
@@ -231,15 +229,3 @@ def _local_settings(bootstrap_servers: str, port: int, plugins: Path) -> dict[st
         # The others load every class of every plugin: 10 s more.
         "plugin.discovery": "service_load",
     }
-
-
-@contextmanager
-def running_connect(kafka: Kafka) -> Iterator[Connect]:
-    """A started worker, without connectors."""
-    with tempfile.TemporaryDirectory(prefix="rowdelta-connect-") as folder:
-        worker = Connect(Path(folder), kafka)
-        try:
-            worker.start()
-            yield worker
-        finally:
-            worker.close()

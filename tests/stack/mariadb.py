@@ -84,8 +84,3 @@ def mysql_or_mariadb(folder: Path) -> MySQL:
 def running_mariadb() -> AbstractContextManager[MariaDB]:
     """A started server; its databases are gone when the block ends."""
     return running(MariaDB, "mariadb")
-
-
-def running_mysql() -> AbstractContextManager[MySQL]:
-    """Likewise, of `mysql_or_mariadb`."""
-    return running(mysql_or_mariadb, "mysql")
