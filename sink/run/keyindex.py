@@ -36,6 +36,7 @@ from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhi
 from deltawriters.table import Bucket
 from sink.errors import TableError
 from sink.plans import RewritePlan
+from sink.results import IndexPart
 from sink.routing import RANGES, KeyHash
 from sink.run.copy_on_write import Replacement, replace_files
 from sink.run.engine import Engine, KeyReading
@@ -237,9 +238,7 @@ class KeyIndex:
         """Sequence of the runs that the tasks write next."""
         return self._synchronized().sequence + 1
 
-    def amend(
-        self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[Mapping[str, Any]]
-    ) -> IndexCommit | None:
+    def amend(self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[IndexPart]) -> IndexCommit | None:
         """Like `prepare`, after a commit was refused because of other writers. The keys are looked up in the files that
         these wrote or changed, and nothing is written again. So a busy writer can't block large micro-batches for ever.
 
@@ -255,14 +254,14 @@ class KeyIndex:
         new = tuple(run for run in self._synchronized().runs if run not in before)
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
-        own = tuple(RunInfo.from_json(run) for result in results for run in result["runs"])
+        own = tuple(run for result in results for run in result.runs)
         rows = list[OldRows]()
         if new:
             rows = rows_written_meanwhile(
                 IndexSlice(slice_.location, slice_.io_properties, own, {}),
                 IndexSlice(slice_.location, slice_.io_properties, new, {}),
             )
-        read = {path for result in results for path in result["completed_from"]}
+        read = {path for result in results for path in result.completed_from}
         if read and (rows or read & (changes.removed | {file.path for file in changes.files})):
             return None  # partial rows may have been completed from what others have changed now
         log.info(
@@ -278,7 +277,7 @@ class KeyIndex:
         operation: str,
         slice_: IndexSlice,
         tasks: int,
-        results: Sequence[Mapping[str, Any]],
+        results: Sequence[IndexPart],
         *,
         truncated: bool = False,
     ) -> IndexCommit:
@@ -288,7 +287,7 @@ class KeyIndex:
         :param operation: name of the commit.
         :param slice_: the part of the index that the tasks had.
         :param tasks: number of tasks that share the hash space.
-        :param results: `index` of each task's result (`sink.spark.tasks.write`).
+        :param results: `index` of each task's result.
         :param truncated: the commit removes all rows that the table has (`ChangeSet.truncates`).
         """
         return self._prepare(operation, slice_, tasks, results, Meanwhile(), truncates=truncated)
@@ -298,7 +297,7 @@ class KeyIndex:
         operation: str,
         slice_: IndexSlice,
         tasks: int,
-        results: Sequence[Mapping[str, Any]],
+        results: Sequence[IndexPart],
         meanwhile: Meanwhile,
         *,
         truncates: bool,
@@ -321,7 +320,7 @@ class KeyIndex:
         operation: str,
         slice_: IndexSlice,
         tasks: int,
-        results: Sequence[Mapping[str, Any]],
+        results: Sequence[IndexPart],
         meanwhile: Meanwhile,
         truncates: bool,
         new_paths: list[str],
@@ -332,8 +331,8 @@ class KeyIndex:
             version = IndexVersion(version.encoding, version.sequence)
         vectors: dict[str, Vector | None] = {}
         for result in results:
-            vectors |= result["new_vectors"]
-        deleted = DeletedRows.told((result["old_rows"] for result in results), self._folder.io_properties)
+            vectors |= result.new_vectors
+        deleted = DeletedRows.told((result.old_rows for result in results), self._folder.io_properties)
         spent = {f"runs/{path.rpartition('/')[2]}" for path in deleted.files}
         deleted = deleted.without(meanwhile.touched).with_rows(meanwhile.rows)
         replaced = self._replacement(slice_, deleted, new_paths) if self._copies and deleted.found else None
@@ -352,11 +351,11 @@ class KeyIndex:
         runs = list(version.runs)
         if len(results) == tasks:  # Spark may leave out tasks that have no rows
             runs = [run for run in runs if run.name not in slice_.merge]
-            runs += [RunInfo.from_json(run) for result in results for run in result["merged"]]
+            runs += [run for result in results for run in result.merged]
         else:
-            self._folder.delete([f"runs/{run['name']}" for result in results for run in result["merged"]])
+            self._folder.delete([f"runs/{run.name}" for result in results for run in result.merged])
         sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
-        own = [RunInfo.from_json(run) for result in results for run in result["runs"]]
+        own = [run for result in results for run in result.runs]
         runs += [replace(run, sequence=sequence) for run in own]
         dead = dict(version.dead)
         if replaced is not None:

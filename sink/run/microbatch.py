@@ -27,6 +27,7 @@ from sink.config.maintenance import MaintenanceSection
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.plans import Share
+from sink.results import ShareResult
 from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
 from sink.run.guards import (
@@ -331,17 +332,14 @@ class TableSink:
         """Take responsibility for the files that a joint job wrote for this table."""
         self._uncommitted.paths = list(paths)
 
-    def apply_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Written:
+    def apply_share(self, batch_id: int, share: TableShare, result: ShareResult) -> Written:
         """Like `apply_batch`, for files that a joint job wrote. Call `take_over` first."""
         return self.commit(self._prepare_share(batch_id, share, result))
 
-    def _prepare_share(self, batch_id: int, share: TableShare, result: Mapping[str, Any]) -> Pending:
+    def _prepare_share(self, batch_id: int, share: TableShare, result: ShareResult) -> Pending:
         batch = share.batch
         try:
-            stated: dict[tuple[str, ...] | str, tuple[int, int]] = {}
-            for fact, (partition, offset) in result["keys"]:
-                stated[fact if isinstance(fact, str) else tuple(fact)] = int(partition), int(offset)
-            written = replace(sum_up([result]), tasks=1, observed=result["observed"], stated=stated)
+            written = replace(sum_up([result.written]), tasks=1, observed=result.observed, stated=result.stated)
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolvedError:
             self._observer(Refused(self.table.name, "schema"))

@@ -27,6 +27,7 @@ from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TemporaryError, summary
 from sink.redaction import masked
+from sink.results import ShareResult
 from sink.run.attempt import TableShare
 from sink.run.inference import stated_keys
 from sink.run.microbatch import TableSink
@@ -334,7 +335,7 @@ class Supervisor:
             return [submit(self._attempt, apply, member) for member in some]
 
         submit = self._submitter(self._pool)
-        results: dict[str, Mapping[str, Any]] = {}
+        results: dict[str, ShareResult] = {}
         _finish(submit(self._attempt, begin, member) for member in members)
         members = [member for member in members if member.source in batches and member.works]
         sinks = {member.source: _sink(member) for member in members if member.source in shares}

@@ -1,17 +1,16 @@
 """What the tasks of a micro-batch wrote: summed up for the commit and the log, and the files that no commit has yet."""
 
-import json
 import logging
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
 
 from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, amounts, sized
 from changelog.decoding import Stated
 from changelog.rows import BadRecord, RowKind
+from sink.results import IndexPart, TaskResult
 
 log = logging.getLogger("rowdelta")
 
@@ -52,7 +51,7 @@ class Written:
     streamed_partitions: set[int]
     repeated_partitions: set[int]
     peak_memory: int
-    index: list[dict[str, Any]]
+    index: list[IndexPart]
     left: int = 0
     untold: int = 0
     truncates: int = 0
@@ -131,52 +130,52 @@ class Written:
     @property
     def probe_seconds(self) -> float:
         """That the tasks, all together, took to look keys up."""
-        return float(sum(result["probe_seconds"] for result in self.index))
+        return float(sum(part.probe_seconds for part in self.index))
 
     def keys(self, name: str) -> int:
-        return sum(result["keys"][name] for result in self.index)
+        return sum(part.keys[name] for part in self.index)
 
 
-def sum_up(results: Sequence[Mapping[str, Any]]) -> Written:
+def sum_up(results: Sequence[TaskResult]) -> Written:
     """Add up the results of all tasks."""
     rows: dict[str, int] = {}
     bad, undecoded = Counter[str](), Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
     contents: dict[str, tuple[int, int]] = {}
     for result in results:
-        for content, (count, size) in result["contents"].items():
+        for content, (count, size) in result.contents.items():
             files, total = contents.get(content, (0, 0))
             contents[content] = files + count, total + size
-        for kind, count in result["rows"].items():
+        for kind, count in result.rows.items():
             rows[kind] = rows.get(kind, 0) + count
-        for content, count in result["records"].items():
+        for content, count in result.records.items():
             records[content] += count
-        bad.update(result["bad"])
-        undecoded.update(result["undecoded"])
-    last_snapshot = [found for result in results for found in result["last_snapshot"]]
+        bad.update(result.bad)
+        undecoded.update(result.undecoded)
+    last_snapshot = [found for result in results for found in result.last_snapshot]
     first_streamed: dict[int, int] = {}
-    for p, place in (found for result in results for found in result["first_streamed"]):
+    for p, place in (found for result in results for found in result.first_streamed):
         first_streamed[p] = min(place, first_streamed.get(p, place))
     return Written(
-        files=[json.dumps(file) for result in results for file in result["files"]],
-        dead_letters=[json.dumps(file) for result in results for file in result.get("dead_letters", [])],
-        dead_letter_paths=[path for result in results for path in result.get("dead_letter_paths", [])],
+        files=[file for result in results for file in result.files],
+        dead_letters=[file for result in results for file in result.dead_letters],
+        dead_letter_paths=[path for result in results for path in result.dead_letter_paths],
         rows=rows,
         records=records,
-        bytes=sum(result["bytes"] for result in results),
+        bytes=sum(size for _, size in contents.values()),
         bad_by_class=dict(bad),
         undecoded=dict(undecoded),
-        samples=[sample for result in results for sample in result["samples"]][:3],
-        snapshot_partitions={p for result in results for p in result["snapshot_partitions"]},
-        streamed_partitions={p for result in results for p in result["streamed_partitions"]},
+        samples=[sample for result in results for sample in result.samples][:3],
+        snapshot_partitions={p for result in results for p in result.snapshot_partitions},
+        streamed_partitions={p for result in results for p in result.streamed_partitions},
         repeated_partitions={p for p, place in last_snapshot if p in first_streamed and first_streamed[p] < place},
-        index=[result["index"] for result in results if "index" in result],
+        index=[result.index for result in results if result.index is not None],
         contents=contents,
-        left=sum(result["moves"]["left"] for result in results),
-        untold=sum(result["moves"]["untold"] for result in results),
+        left=sum(result.left for result in results),
+        untold=sum(result.untold for result in results),
         # each task gets every TRUNCATE
-        truncates=max((result["truncates"] for result in results), default=0),
-        peak_memory=max((result["peak_memory"] for result in results), default=0),
+        truncates=max((result.truncates for result in results), default=0),
+        peak_memory=max((result.peak_memory for result in results), default=0),
     )
 
 

@@ -12,6 +12,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from changelog.amounts import amount
+from sink.results import ShareResult
 from sink.run.attempt import SMALL_BATCH, TableShare
 from sink.run.microbatch import TableSink
 from sink.spark.accumulators import ListParam, accumulator
@@ -39,19 +40,19 @@ class JointWriter:
 
     def write(
         self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare]
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, ShareResult]:
         """Write as many tables as possible. Each table's sink takes over its files.
 
         :param spark: the stream's session.
         :param sinks: the tables' sinks, by source.
         :param shares: the tables' shares, by source.
-        :return: results of `run_shares`, by source. The caller must write each missing table in a job of its own.
+        :return: by source. The caller must write each missing table in a job of its own.
             If the table caused a failure, that job shows the reason.
         """
         # the same setting as for a table's own job
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
-        done: dict[str, Mapping[str, Any]] = {}
+        done: dict[str, ShareResult] = {}
         for part, packed in _jobs(shares, tasks * SMALL_BATCH):
             if len(part) > 1 and time.monotonic() >= self._paused_until:
                 done |= self._write(sinks, part, packed, min(len(part), tasks))
@@ -63,7 +64,7 @@ class JointWriter:
         shares: Mapping[str, TableShare],
         packed: PackedShares,
         tasks: int,
-    ) -> dict[str, Mapping[str, Any]]:
+    ) -> dict[str, ShareResult]:
         function = functools.partial(run_shares, packed, self._paths)
         self._paths.value = []
         results: list[Mapping[str, Any]] = []
@@ -98,7 +99,7 @@ class JointWriter:
             if "failed" in result:
                 name = sinks[result["source"]].table.name
                 log.warning("%s: to be written by itself: %s", name, result["failed"])
-        return {result["source"]: result for result in results if "failed" not in result}
+        return {result["source"]: ShareResult.from_json(result) for result in results if "failed" not in result}
 
 
 def _jobs(shares: Mapping[str, TableShare], most_records: int) -> Iterator[tuple[dict[str, TableShare], PackedShares]]:

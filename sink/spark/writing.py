@@ -3,9 +3,8 @@
 import functools
 import json
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
-from typing import Any
 
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -16,6 +15,7 @@ from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import TemporaryError
+from sink.results import TaskResult
 from sink.routing import RANGES
 from sink.run.attempt import Begun, TaskPlans, is_small
 from sink.run.engine import Decoded
@@ -135,14 +135,14 @@ class SparkWriter:
             raise job_error(self._plan.section.target, error) from error
         return Decoded(changes, self._observed.value, self._stated_keys.value)
 
-    def _check_all_read(self, batch: TableBatch, results: Sequence[Mapping[str, Any]]) -> None:
+    def _check_all_read(self, batch: TableBatch, results: Sequence[TaskResult]) -> None:
         """Check that the tasks have read the same files, with as many rows as the files' footers said. Each task reads
         the files at another time, so somebody may replace a file in between.
 
         :raises TemporaryError: they haven't. All written files are deleted.
         """
         assert batch.files is not None
-        found = sum(sum(result["rows"].values()) + sum(result["bad"].values()) for result in results)
+        found = sum(sum(result.rows.values()) + sum(result.bad.values()) for result in results)
         if len(set(self._read.value)) == len(batch.files) and found == batch.estimated_rows:
             return
         self._delete_written()
@@ -152,10 +152,10 @@ class SparkWriter:
             "into the directory, and leave them as they are."
         )
 
-    def _collected(self, job: Callable[[], Results]) -> list[dict[str, Any]]:
+    def _collected(self, job: Callable[[], Results]) -> list[TaskResult]:
         """Results of the job's tasks. If the job fails, the files of its finished tasks are deleted."""
         try:
-            return [json.loads(row[0]) for row in job().collect()]
+            return [TaskResult.from_json(json.loads(row[0])) for row in job().collect()]
         except JOB_ERRORS as error:
             self._delete_written()
             failure = failure_of(error)

@@ -20,6 +20,7 @@ from deltawriters import DeltaWriter, WriteResult
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from sink.plans import Groups, RewritePlan
+from sink.results import TaskResult
 from sink.routing import to_all
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.engine import Decoded, KeyReading
@@ -178,7 +179,7 @@ class MemoryWriter:
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error
             raise job_error(self._plan.section.target, error) from error
-        return replace(sum_up([json.loads(text) for text in results]), tasks=tasks)
+        return replace(sum_up([TaskResult.from_json(json.loads(text)) for text in results]), tasks=tasks)
 
     def decoded(self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]") -> Decoded:
         raise NotImplementedError("only a replay decodes without writing, by Spark")

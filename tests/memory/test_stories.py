@@ -212,7 +212,7 @@ def _trust_what_completed_partial_rows(patch: pytest.MonkeyPatch) -> None:
     original = KeyIndex.amend
 
     def amend(self: KeyIndex, operation: str, slice_: Any, tasks: int, results: Any) -> IndexCommit | None:
-        return original(self, operation, slice_, tasks, [result | {"completed_from": []} for result in results])
+        return original(self, operation, slice_, tasks, [replace(result, completed_from=[]) for result in results])
 
     patch.setattr(KeyIndex, "amend", amend)
 

@@ -18,6 +18,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
+from sink.results import TaskResult
 from sink.run import attempt, guards
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
@@ -210,22 +211,8 @@ def test_a_small_file_of_bad_records_does_not_stop_the_table(json_job: Job, monk
 def test_how_many_failures_are_the_formats(
     rows: dict[str, int], undecoded: dict[str, int], exception: str | None
 ) -> None:
-    counts = {
-        "files": [],
-        "records": {},
-        "contents": {},
-        "bytes": 0,
-        "truncates": 0,
-        "samples": [],
-        "snapshot_partitions": [],
-        "streamed_partitions": [],
-        "last_snapshot": [],
-        "first_streamed": [],
-        "peak_memory": 0,
-        "moves": {"left": 0, "untold": 0},
-    }
     bad = {"decoder_failed": sum(undecoded.values())}
-    written = sum_up([counts | {"rows": rows, "bad": bad, "undecoded": undecoded}])
+    written = sum_up([TaskResult(rows=rows, bad=bad, undecoded=undecoded)])
     assert written.failing_alike(10) == exception
 
 

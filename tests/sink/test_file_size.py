@@ -80,9 +80,9 @@ def test_small_files_that_last_are_packed_well(tmp_path: Path, options: DeltaOpt
         properties = (("write.parquet.compression-level", str(level)),) if level else ()
         table = IcebergTableSpec(str(tmp_path), 2, schema, ('{"spec-id":0,"fields":[]}',), 0, properties)
         plan = TaskPlan(table, options, "op", "lake.shop.orders", None, None, lasting=lasting)
-        summary, _ = write.write_changes(plan, TaskId(0, 1, "op"), [batch])
-        assert summary["records"]["DATA"] == rows.num_rows
-        return int(summary["bytes"])
+        result, _ = write.write_changes(plan, TaskId(0, 1, "op"), [batch])
+        assert result.records["DATA"] == rows.num_rows
+        return sum(size for _, size in result.contents.values())
 
     assert written(lasting=True) == written(lasting=False, level=3)
     assert written(lasting=False) == written(lasting=False, level=1) > written(lasting=True)

@@ -20,6 +20,7 @@ from deltawriters.keyindex import BASE
 from deltawriters.keyindex import vector_log as deletion_vectors
 from sink import plans
 from sink.errors import TableError, TemporaryError
+from sink.results import IndexPart
 from sink.run.keyindex import KeyIndex
 from sink.run.written import Written
 from sink.spark import deletes as delete_tasks
@@ -120,9 +121,10 @@ def test_a_delete_of_an_unknown_key_is_a_counted_no_op(job: Job, caplog: pytest.
 def test_a_micro_batch_of_bad_records_only_has_no_keys_to_show() -> None:
     keys = dict.fromkeys(("inserted", "updated", "deleted", "absent", "duplicates", "completed"), 0)
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
-    written = Written([], [], [], {}, records, 0, {"null_key": 6}, {}, [], set(), set(), set(), 0, [{"keys": keys}])
+    index = IndexPart([], [], [], {}, keys, [], 0.0)
+    written = Written([], [], [], {}, records, 0, {"null_key": 6}, {}, [], set(), set(), set(), 0, [index])
     assert written.shown(copies=True) == "no changes | nothing to write, 6 dead letters"
-    written.index[0]["keys"]["duplicates"] = 2
+    keys["duplicates"] = 2
     assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(copies=True)
 
 

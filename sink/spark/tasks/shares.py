@@ -12,6 +12,7 @@ import pyarrow.compute as pc
 from pyspark.accumulators import Accumulator
 
 from sink.plans import Share
+from sink.results import ShareResult
 from sink.spark.tasks.worker import forget_archives, results, this_task
 from sink.spark.tasks.write import write_changes
 
@@ -50,9 +51,8 @@ def run_shares(
 ) -> Iterator[pa.RecordBatch]:
     """Decode and write the records of several tables, one table after the other.
 
-    Yields a row for each table: the JSON object that `run` yields, with `source`, `observed` types and pairs of
-    `Stated` (`keys`). If the table failed, the object has only `source` and `failed`, and the task has deleted the
-    table's files.
+    Yields a row for each table: the JSON of a `ShareResult`. If the table failed, the object has only `source` and
+    `failed`, and the task has deleted the table's files.
 
     :param shares: the tables' parts, by source.
     :param written: collects pairs of source and path.
@@ -66,12 +66,12 @@ def run_shares(
         task = replace(this_task(share.plan.operation), partition=0)
         try:
             changes = decoder(records)
-            summary, paths = write_changes(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
+            result, paths = write_changes(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
         except Exception as error:  # noqa: BLE001 - the other tables go on; this one's own job then shows the error
             found.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
         else:
             written.add([(source, path) for path in paths])
-            found.append(summary | {"source": source, "observed": observed, "keys": list(stated.items())})
+            found.append(ShareResult(source, result, observed, stated).to_json())
     forget_archives()
     yield results(found)
 

@@ -2,6 +2,7 @@
 writer wrote.
 """
 
+import json
 import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
@@ -24,6 +25,7 @@ from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask
 from deltawriters.table import FileFactory
 from sink.plans import TaskPlan
+from sink.results import IndexPart, TaskResult
 from sink.routing import KeyHash, is_truncate, to_all
 from sink.spark.exchange import owned, packed
 from sink.spark.snapshots import SnapshotRows
@@ -72,23 +74,23 @@ def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.Reco
 
 
 def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Write a task's changes. Yields one row: a JSON object with `files`, `dead_letters`, counts and samples.
+    """Write a task's changes. Yields one row: the JSON of a `TaskResult`.
 
     The task deletes its files before it raises any error.
 
     :param changes: changelog rows, with their hashes if the table has a key index.
     :raises CardinalityError: two changes contradict each other.
     """
-    summary, paths = write_changes(plan, this_task(plan.operation), changes)
+    result, paths = write_changes(plan, this_task(plan.operation), changes)
     forget_archives()
     written.add(paths)
-    yield results([summary])
+    yield results([result.to_json()])
 
 
-def write_changes(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) -> tuple[dict[str, Any], list[str]]:
+def write_changes(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch]) -> tuple[TaskResult, list[str]]:
     """Write changes. The files are deleted before any error is raised.
 
-    :return: a summary of what was written, and the paths of the files.
+    :return: what was written, and the paths of the files.
     """
     # the attempt's number makes the name unique: Spark may run a task twice at the same time
     index = plan.index.task(task.partition, f"{plan.operation}-{task.attempt}") if plan.index else None
@@ -136,38 +138,33 @@ def write_changes(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch
             if len(new):
                 reject(new)
         dead_files = dead.close() if dead else []
-        index_part = _index_part(plan, index, result) if plan.index and index and result.index else None
+        part, index_paths = _index_part(plan, index, result) if index and result.index else (None, [])
     except BaseException:
         writer.abort()
         if dead:
             dead.abort()
         raise
-    summary: dict[str, Any] = {
-        "files": [file.description for file in result.files],
-        "rows": result.rows,
-        "truncates": truncates,
-        "moves": {"left": result.moves.left, "untold": result.moves.untold},
-        "bytes": sum(file.size_in_bytes for file in result.files),
-        "records": {content.value: result.records(content) for content in FileContent},
-        "contents": _contents(result.files),
-        "bad": bad,
-        "undecoded": undecoded,
-        "samples": samples,
-        "snapshot_partitions": sorted(snapshots.snapshot_partitions) if snapshots is not None else [],
-        "streamed_partitions": sorted(snapshots.streamed_partitions) if snapshots is not None else [],
-        "last_snapshot": sorted(snapshots.last_snapshot.items()) if snapshots is not None else [],
-        "first_streamed": sorted(snapshots.first_streamed.items()) if snapshots is not None else [],
-        "peak_memory": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
-    }
-    if index_part is not None:
-        summary["index"] = index_part[0]
-    if plan.dead_letters:
-        summary["dead_letters"] = [file.description for file in dead_files]
-        summary["dead_letter_paths"] = [file.path for file in dead_files]
-    paths = writer.created_paths + (dead.created_paths if dead else [])
-    if index_part is not None:
-        paths += index_part[1]
-    return summary, paths
+    found = TaskResult(
+        files=[json.dumps(file.description) for file in result.files],
+        rows=result.rows,
+        records={content.value: result.records(content) for content in FileContent},
+        contents=_contents(result.files),
+        truncates=truncates,
+        left=result.moves.left,
+        untold=result.moves.untold,
+        bad=dict(bad),
+        undecoded=dict(undecoded),
+        samples=samples,
+        dead_letters=[json.dumps(file.description) for file in dead_files],
+        dead_letter_paths=[file.path for file in dead_files],
+        snapshot_partitions=sorted(snapshots.snapshot_partitions) if snapshots else [],
+        streamed_partitions=sorted(snapshots.streamed_partitions) if snapshots else [],
+        last_snapshot=sorted(snapshots.last_snapshot.items()) if snapshots else [],
+        first_streamed=sorted(snapshots.first_streamed.items()) if snapshots else [],
+        peak_memory=resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024,
+        index=part,
+    )
+    return found, writer.created_paths + (dead.created_paths if dead else []) + index_paths
 
 
 class DeadLetterWriter:
@@ -214,25 +211,25 @@ def _contents(files: Sequence[ContentFile]) -> dict[str, tuple[int, int]]:
     return {content: (count, sizes[content]) for content, count in counts.items()}
 
 
-def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[dict[str, Any], list[str]]:
+def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[IndexPart, list[str]]:
     """What the driver has to know for the key index, and the paths of the index's files that the task wrote."""
     found = result.index
     assert plan.index is not None
     assert found is not None
     place = f"{index.slice.location}/{index.run_name}-positions"
     rows, file = tell(found.old_rows, plan.index.told_bytes, place, index.slice.io)
-    summary = {
-        "runs": [run.to_json() for run in found.runs],
-        "merged": [run.to_json() for run in found.merged],
-        "old_rows": rows,
-        "new_vectors": dict(file.vector for file in result.files if file.vector is not None),
-        "keys": {name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")}
+    part = IndexPart(
+        runs=list(found.runs),
+        merged=list(found.merged),
+        old_rows=rows,
+        new_vectors=dict(file.vector for file in result.files if file.vector is not None),
+        keys={name: getattr(found, name) for name in ("inserted", "updated", "deleted", "absent", "duplicates")}
         | {"completed": result.completed.rows},
-        "completed_from": [*result.completed.files, *result.moves.files],
-        "probe_seconds": found.probe_seconds,
-    }
+        completed_from=[*result.completed.files, *result.moves.files],
+        probe_seconds=found.probe_seconds,
+    )
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
-    return summary, paths if file is None else [*paths, file]
+    return part, paths if file is None else [*paths, file]
 
 
 def _split(batch: pa.RecordBatch) -> tuple[pa.RecordBatch, pa.StructArray | None, pa.RecordBatch]:
