@@ -15,6 +15,7 @@ from sink.spark.engine import HadoopFolder, SparkEngine
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import KEPT_BY_RESET, OF_ROWS, property_prefix
 from sink.targets.seam import Table
+from sink.targets.values import refusal
 
 _INDEX = ("runs", "versions")
 """Folders of a key index."""
@@ -72,7 +73,10 @@ class Reset:
         :raises TemporaryError: the catalog doesn't answer.
         """
         prefix = property_prefix(self.config)
-        self.table.committer().reset(prefix, self.state, self.kept, empty=self.empty)
+        retries = self.table.retries()
+        while (refused := refusal(self.table.reset(prefix, self.state, self.kept, empty=self.empty))) is not None:
+            retries.wait(refused)
+            self.table.refresh()
         self.index.delete(self.index_files)  # last, since a version that is named must be there
 
 

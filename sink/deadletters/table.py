@@ -17,7 +17,7 @@ import threading
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import datetime
 from functools import partial, reduce
 from typing import Any
@@ -38,7 +38,7 @@ from sink.spark.versions import to_arrow
 from sink.targets.catalogs import Catalogs
 from sink.targets.notes import SINK_ID
 from sink.targets.seam import Table, TableView
-from sink.targets.values import ChangeSet, StoredPosition, TableChangedError
+from sink.targets.values import ChangeSet, Done, Outcome, Refused, StoredPosition
 
 log = logging.getLogger("rowdelta")
 
@@ -196,8 +196,8 @@ class DeadLetters:
         bad: Mapping[str, int],
         opening: int,
         previous: str | None,
-    ) -> None:
-        """Add a micro-batch's bad records, and mark them as not yet sent to the topic.
+    ) -> Outcome:
+        """Try to add a micro-batch's bad records, and mark them as not yet sent to the topic.
 
         :param target: the target table.
         :param operation: id of this commit.
@@ -207,21 +207,20 @@ class DeadLetters:
         :param opening: the value of `opening` when the files were written.
         :param previous: the last commit of the target's bad records that was known when it was decided which bad
             records the table has already.
-        :raises TableChangedError: somebody dropped the table meanwhile, and it was created again; or there is another
-            commit of the target's bad records, as from an attempt whose outcome was unknown, or by another run. The
-            files must be written again.
-        :raises RowdeltaError: see `Committer.commit`.
+        :return: `Refused`, with the files to be written again, if somebody dropped the table meanwhile, and it was
+            created again; or if there is another commit of the target's bad records, as from an attempt whose outcome
+            was unknown, or by another run.
+        :raises RowdeltaError: see `Table.commit`.
         """
         prefix = self._prefix(target)
         self.publish(target)  # first, since this commit overwrites the mark of records that are still unsent
         with self._changing() as table:
             if self.opening != opening:
-                raise TableChangedError(f"the dead-letter table {self.name} was dropped")
+                return Refused(f"the dead-letter table {self.name} was dropped")
             stored = _stored(table, prefix)
             if (stored.operation if stored else None) != previous:
-                raise TableChangedError(f"bad records of {target} were added to {self.name} meanwhile")
-            committer = table.committer(newest_if_in_doubt=True)
-            committer.commit(
+                return Refused(f"bad records of {target} were added to {self.name} meanwhile")
+            outcome = table.commit(
                 ChangeSet(
                     prefix=prefix,
                     operation=operation,
@@ -233,11 +232,15 @@ class DeadLetters:
                     properties={f"{prefix}.{UNPUBLISHED}": operation} if self._topic else {},
                     # bad records of other targets don't conflict, even if another job commits them
                     conflicts_with=("table", target),
-                ),
-                committer.retries(),
+                    newest_if_in_doubt=True,
+                )
             )
-            self._counts[target] += Counter(bad)
-            self.commits += 1
+            if isinstance(outcome, Refused):
+                return replace(outcome, why=f"{self.name}: {outcome.why}")
+            if isinstance(outcome, Done):
+                self._counts[target] += Counter(bad)
+                self.commits += 1
+            return outcome
 
     def publish(self, target: str) -> None:
         """Send the target's last bad records to the topic, if they are still unsent. Call this after `commit`, and when

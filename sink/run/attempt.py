@@ -85,12 +85,10 @@ class Attempt:
 class Proposal:
     """What is sent to be committed.
 
-    :param base: the snapshot after which others' commits may be in conflict (`Committer.commit_once`).
     :param started: when it was first made (`time.monotonic`).
     """
 
     request: ChangeSet
-    base: int | None
     started: float
 
 

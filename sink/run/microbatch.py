@@ -43,6 +43,7 @@ from sink.run.keys import KEY, TableKey, accepted_property, compared, may_spread
 from sink.run.minor_compaction import MinorCompaction
 from sink.run.observer import (
     BatchStarted,
+    CommitRefused,
     Committed,
     CommitTried,
     DeadLettersKept,
@@ -50,7 +51,6 @@ from sink.run.observer import (
     Index,
     Observer,
     Refusal,
-    Refused,
     RewriteDone,
     StageDone,
     StageStarted,
@@ -83,6 +83,7 @@ from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark.job_errors import before_commit
 from sink.targets.notes import ROWS, SINK_ID
+from sink.targets.own_position import own_position
 from sink.targets.own_state import (
     COUNTED,
     is_cleaning_due,
@@ -99,9 +100,11 @@ from sink.targets.values import (
     ChangeSet,
     CommitUnknownError,
     Copied,
+    Done,
+    Outcome,
+    Refused,
     StoredPosition,
-    TableChangedError,
-    TableNoLongerEmptyError,
+    refusal,
 )
 
 if TYPE_CHECKING:
@@ -157,7 +160,6 @@ class TableSink:
         self._engine = engine
         self._observer = observer
         self._prefix = property_prefix(config)
-        self._committer = table.committer()
         self._spec, self._layout = table.spec, table.layout
         self._stored: StoredPosition | None = None
         self._base: int | None = None
@@ -169,15 +171,13 @@ class TableSink:
         self._task_plans = TaskPlans(config, plan, dead_letters)
         self._uncommitted = Uncommitted(table.name, self._io_of)
         self._writer = engine.writer(plan, self._task_plans, self._uncommitted)
-        self._minor_compaction = MinorCompaction(
-            table, plan.section.key, self._committer, self._prefix, engine, observer
-        )
-        self.stale_deletes = StaleDeletes(table, plan.section, self._committer, self._prefix, self._io_of)
+        self._minor_compaction = MinorCompaction(table, plan.section.key, self._prefix, engine, observer)
+        self.stale_deletes = StaleDeletes(table, plan.section, self._prefix, self._io_of)
         # an engine of its own, since micro-batches go on meanwhile
-        self._rewriting = Rewriting(table, plan.section.key, self._committer, self._prefix, engine.another(), observer)
+        self._rewriting = Rewriting(table, plan.section.key, self._prefix, engine.another(), observer)
         stored = table.position(self._prefix)
         self._adopt(stored.operation if stored else None)
-        self._committer.settle(self._prefix)
+        table.settle(self._prefix)
         if dead_letters is not None:
             dead_letters.publish(plan.section.target)
         if observer is not nobody:
@@ -300,7 +300,7 @@ class TableSink:
         try:
             return Pending(batch_id, batch, self._attempt(batch))
         except SchemaEvolvedError:
-            self._observer(Refused(self.table.name, "schema"))
+            self._observer(CommitRefused(self.table.name, "schema"))
             self._rebase()
         except IndexLostError as error:
             self._forget_index(error)
@@ -342,7 +342,7 @@ class TableSink:
             written = replace(sum_up([result.written]), tasks=1, observed=result.observed, stated=result.stated)
             return Pending(batch_id, batch, self._finish(share.begun, written))
         except SchemaEvolvedError:
-            self._observer(Refused(self.table.name, "schema"))
+            self._observer(CommitRefused(self.table.name, "schema"))
             self._rebase()
         return Pending(batch_id, batch, None)
 
@@ -354,7 +354,7 @@ class TableSink:
             # The current snapshot becomes the commit's base, since the micro-batch is written for it: whether the table
             # is empty, and where its rows are. The commit's validation won't look at earlier snapshots, so the position
             # is checked here.
-            self._committer.own_position(self._prefix, self._operation)
+            own_position(self.table, self._prefix, self._operation)
             self._base = self.table.snapshot_id()
             self._global_deletes = self.table.needs_global_deletes()
         self._prepare_global_deletes()
@@ -370,29 +370,28 @@ class TableSink:
         :raises RowdeltaError: see `apply_batch`.
         """
         logs.note_snapshot(self._base)
-        attempt, proposal = pending.attempt, None
-        retries = self._committer.retries()
-        schemas = 0
+        attempt: Attempt | None = pending.attempt
+        proposal: Proposal | None = None
+        retries, schemas = self.table.retries(), 0
         while True:
             try:
                 attempt = attempt or self._attempt(pending.batch)
-                with self._deleting_what_is_refused():
+                with self._deleting_after_errors():
+                    outcome: Outcome = Done()
                     if proposal is None:
                         with stage(self._observer, self.table.name, "prepare"):
-                            proposal = self._proposed(pending.batch.end, attempt)
-                    if (refusal := self._send(proposal)) is not None:
-                        proposal = self._again(proposal, attempt, refusal, retries)
-                        continue
-                self._see_committed(pending, attempt, proposal)
-                return attempt.written
-            except TableNoLongerEmptyError as error:
-                refused: Exception = error
-                log.info("%s: others added rows to the empty table; writing again with deletes", self.table.name)
-            except TableChangedError as error:
-                refused = error
-                log.info("%s: others changed it meanwhile; writing again", self.table.name)
+                            outcome = self._keep_dead_letters(pending.batch.end, attempt)
+                            proposal = self._proposed(pending.batch.end, attempt) if outcome == Done() else None
+                    if proposal is not None:
+                        outcome = self._send(proposal)
+                    refused = refusal(outcome)
+                    if refused is not None:
+                        attempt, proposal = self._after(refused, attempt, proposal, retries)
+                if attempt is not None and proposal is not None and refused is None:
+                    self._see_committed(pending, attempt, proposal)
+                    return attempt.written
             except SchemaEvolvedError:
-                self._observer(Refused(self.table.name, "schema"))
+                self._observer(CommitRefused(self.table.name, "schema"))
                 schemas += 1
                 if schemas > _MOST_SCHEMAS:
                     raise TableError(
@@ -401,63 +400,72 @@ class TableSink:
                     ) from None
                 self._rebase()
                 attempt = proposal = None
-                continue
             except IndexLostError as error:
-                refused = error
                 self._forget_index(error)
-            attempt = proposal = None
-            retries.wait(refused)
-            self._rebase()
+                attempt = proposal = None
+                retries.wait(Refused(str(error)))
+                self._rebase()
 
-    def _send(self, proposal: Proposal) -> Exception | None:
-        """Send a proposal to be committed. Returns why it was refused, or None if it is committed.
+    def _send(self, proposal: Proposal) -> Outcome:
+        """Send a proposal to be committed.
 
-        :raises RowdeltaError: see `Committer.commit_once`.
+        :raises RowdeltaError: see `Table.commit`, and for `IndexLostError`.
         """
         self._observer(CommitTried(self.table.name))
         with stage(self._observer, self.table.name, "commit"):
-            try:
-                refusal = self._committer.commit_once(proposal.request, proposal.base)
-            except TableChangedError as error:
-                refusal = error
-        if refusal is not None:
-            reason: Refusal = "changed" if isinstance(refusal, TableChangedError) else "conflict"
-            self._observer(Refused(self.table.name, reason))
-        return refusal
+            outcome = self.table.commit(proposal.request)
+        if isinstance(outcome, Refused):
+            reason: Refusal = "conflict" if outcome.again == "send" else "changed"
+            self._observer(CommitRefused(self.table.name, reason))
+        return outcome
 
-    def _again(self, proposal: Proposal, attempt: Attempt, refusal: Exception, retries: Retries) -> Proposal:
-        """What to send after a refusal.
+    def _after(
+        self, refused: Refused, attempt: Attempt, proposal: Proposal | None, retries: Retries
+    ) -> tuple[Attempt | None, Proposal | None]:
+        """What is left of an attempt after a refusal, to be sent again. Nothing, if it must be written again.
 
-        :raises TableNoLongerEmptyError: the micro-batch must be written again.
-        :raises TableChangedError: likewise.
-        :raises IndexLostError: likewise.
+        :param proposal: None if the bad records were refused.
+        :raises IndexLostError: the micro-batch must be written again.
         :raises RowdeltaError: another run has committed, the table was rolled back, or there are no more retries.
         """
-        if not isinstance(refusal, TableChangedError):
-            try:
-                base = self._committer.base_after(refusal, proposal.request)
-                retries.wait(refusal)
-                return replace(proposal, base=base)
-            except TableChangedError as error:
-                refusal = error
-        amended = self._amended(proposal, attempt, refusal, retries)
-        if amended is None:
-            raise refusal
-        return amended
+        if proposal is None and refused.again == "send":
+            retries.wait(refused)
+            return attempt, None
+        if proposal is not None:
+            again = self._same_files(proposal, refused, retries) or self._amended(proposal, attempt, refused, retries)
+            if again is not None:
+                return attempt, again
+        log.info("%s: others changed it meanwhile; writing again", self.table.name)
+        self._uncommitted.delete()
+        retries.wait(refused)
+        self._rebase()
+        return None, None
 
-    def _amended(
-        self, proposal: Proposal, attempt: Attempt, refusal: TableChangedError, retries: Retries
-    ) -> Proposal | None:
+    def _same_files(self, proposal: Proposal, refused: Refused, retries: Retries) -> Proposal | None:
+        """The same files, to be sent again. None if the table isn't any more as it was when they were written."""
+        if refused.again != "send":
+            return None
+        request = proposal.request
+        self.table.refresh()
+        own_position(self.table, self._prefix, request.previous_operation)
+        if self._lacks_deletes(request):
+            return None
+        if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
+            return None
+        retries.wait(refused)
+        return replace(proposal, request=replace(request, base_snapshot=self.table.snapshot_id()))
+
+    def _amended(self, proposal: Proposal, attempt: Attempt, refused: Refused, retries: Retries) -> Proposal | None:
         """The same files, with deletes of earlier rows as others have left them since the look-up. None if that isn't
         enough.
         """
         request, slice_ = proposal.request, attempt.begun.index
         if self._key_index is None or slice_ is None or request.index is None:
             return None
-        retries.wait(refusal)
+        retries.wait(refused)
         self.table.refresh()
-        self._committer.own_position(self._prefix, request.previous_operation)
-        if self._is_altered():
+        own_position(self.table, self._prefix, request.previous_operation)
+        if self._is_altered() or self._lacks_deletes(request):
             return None
         self._check_new_properties()
         written = attempt.written
@@ -469,18 +477,22 @@ class TableSink:
         kept = [path for path in self._uncommitted.paths if path not in set(request.index.new_paths)]
         self._uncommitted.paths = [*kept, *index.new_paths]
         request = replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(attempt.metrics))
-        return replace(proposal, request=request, base=index.base)
+        return replace(proposal, request=request)
+
+    def _lacks_deletes(self, request: ChangeSet) -> bool:
+        """Whether others have added rows to the table, which was empty when the files were written."""
+        return request.written_for_empty_table and not self.table.is_empty()
 
     @contextmanager
-    def _deleting_what_is_refused(self) -> Iterator[None]:
-        """Delete an attempt's files if it is over, and nothing of it was committed."""
+    def _deleting_after_errors(self) -> Iterator[None]:
+        """Delete an attempt's files if it ends with an error after which nothing of it is committed."""
         try:
             yield
         except CommitUnknownError:
             self._uncommitted.paths = []  # the files may belong to the table now
             raise
-        except (RowdeltaError, TableNoLongerEmptyError, TableChangedError, IndexLostError):
-            # after these errors nothing is committed; after any other error it might be, so then the files stay
+        except (RowdeltaError, IndexLostError):
+            # after any other error it might be committed, so then the files stay
             self._uncommitted.delete()
             raise
 
@@ -586,7 +598,7 @@ class TableSink:
 
         :param written: whether there is anything to commit.
         :return: what was done; None if nothing was.
-        :raises RowdeltaError: see `Committer.rewrite`.
+        :raises RowdeltaError: see `Table.commit`.
         """
         key_index, stored = self._key_index, self._stored
         try:
@@ -692,14 +704,14 @@ class TableSink:
         :raises RolledBackError: likewise, after a rollback.
         """
         self.table.refresh()
-        self._committer.own_position(self._prefix, self._operation)
+        own_position(self.table, self._prefix, self._operation)
         self._see_partition_specs()
         self._replan_if_altered()
         self._adopt(self._operation)
 
     def _forget_index(self, error: IndexLostError) -> None:
         assert self._key_index is not None
-        self._observer(Refused(self.table.name, "index lost"))
+        self._observer(CommitRefused(self.table.name, "index lost"))
         self._key_index.forget()
         log.warning("%s: %s; building the key index again", self.table.name, error)
 
@@ -715,7 +727,7 @@ class TableSink:
         :raises FencedError: another operation has stored a position since.
         :raises RolledBackError: the table was rolled back to another operation.
         """
-        self._stored = self._committer.own_position(self._prefix, operation)
+        self._stored = own_position(self.table, self._prefix, operation)
         base, self._base = self._base, self.table.snapshot_id()
         if base is None or self.table.parent_snapshot_id() != base:
             # Others committed, perhaps under another spec. To find out costs a read of the manifest list, so it isn't
@@ -1009,15 +1021,12 @@ class TableSink:
         return replace(state, others=others)
 
     def _proposed(self, end: Position, attempt: Attempt) -> Proposal:
-        """What is sent to be committed. Bad records are committed here.
+        """What is sent to be committed.
 
         :raises RowdeltaError: nothing was committed.
-        :raises TableChangedError: likewise.
         :raises IndexLostError: likewise.
         """
         started, begun, written = time.monotonic(), attempt.begun, attempt.written
-        if written.dead_letters:
-            self._keep_dead_letters(end, begun, written)
         index = None
         if self._key_index is not None and begun.index is not None:
             with before_commit(self.table.name):
@@ -1044,20 +1053,25 @@ class TableSink:
             metrics=attempt.metrics if index is None else index.added_to(attempt.metrics),
             index=index,
         )
-        return Proposal(request, base, started)
+        return Proposal(request, started)
 
-    def _keep_dead_letters(self, end: Position, begun: Begun, written: Written) -> None:
-        """Commit the bad records. This happens before the table's own commit. If the run crashes in between, it repeats
-        the batch, and the dead-letter table's position prevents a second copy.
+    def _keep_dead_letters(self, end: Position, attempt: Attempt) -> Outcome:
+        """Commit the bad records, if there are any. This happens before the table's own commit. If the run crashes in
+        between, it repeats the batch, and the dead-letter table's position prevents a second copy.
         """
+        begun, written = attempt.begun, attempt.written
+        if not written.dead_letters:
+            return Done()
         assert self._dead_letters is not None
         target = self.plan.section.target
         kept = self._dead_letters.position(target)
         if kept is not None:  # an earlier attempt may have read further, and its letters are beyond the end of this one
             end = self._source.furthest(kept, end)
-        self._dead_letters.commit(
+        outcome = self._dead_letters.commit(
             target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening, begun.letters
         )
+        if outcome != Done():
+            return outcome
         committed = set(written.dead_letter_paths)
         self._uncommitted.paths = [path for path in self._uncommitted.paths if path not in committed]
         log.warning(
@@ -1069,6 +1083,7 @@ class TableSink:
         )
         self._observer(DeadLettersKept(self.table.name, written.bad_by_class))
         self._dead_letters.publish(target)
+        return outcome
 
     def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
         index = proposal.request.index

@@ -32,9 +32,9 @@ from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
-from sink.targets.seam import Committer, Table
+from sink.targets.seam import Table
 from sink.targets.upkeep_values import Mergeable
-from sink.targets.values import CommitUnknownError, Rewrite, TableChangedError
+from sink.targets.values import Rewrite, refusal
 
 log = logging.getLogger("rowdelta")
 
@@ -106,14 +106,12 @@ class MinorCompaction:
         self,
         table: Table,
         key: Sequence[str],
-        committer: Committer,
         prefix: str,
         engine: Engine,
         observer: Observer = nobody,
     ) -> None:
         self._table = table
         self._key = tuple(key)
-        self._committer = committer
         self._prefix = prefix
         self._engine = engine
         self._observer = observer
@@ -146,8 +144,8 @@ class MinorCompaction:
         :param order: in which rows are written. None leaves them as they are.
         :return: whether there is a new snapshot.
         :raises IndexLostError: the index has to be built again.
-        :raises TableError: see `Committer.rewrite`.
-        :raises TemporaryError: see `Committer.rewrite`.
+        :raises TableError: see `Table.commit`.
+        :raises TemporaryError: see `Table.commit`.
         """
         self._observer(RewriteStarted(self._table.name, "minor compaction"))
         done = RewriteDone(self._table.name, "minor compaction")
@@ -166,7 +164,7 @@ class MinorCompaction:
         try:
             found = self._table.upkeep().merge_candidates(self._prefix, _are_enough)
         except TemporaryError as error:
-            self._give_up(error)
+            self._give_up(message_of(error))
             return None
         self._commits, self._files = found.commits, found.files
         if not self.is_due():
@@ -201,21 +199,22 @@ class MinorCompaction:
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error
-            self._give_up(error)
+            self._give_up(message_of(error))
             return None
         replaced = [file.handle for chosen in by_partition for file in chosen]
         summary = {MINOR: str(found.number), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         try:
-            self._committer.rewrite(Rewrite(self._prefix, operation, new.files, replaced, index, summary, written_for))
-        except TableChangedError as error:
-            written.discard(index.new_paths)
-            self._give_up(error)
-            return None
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
+            outcome = self._table.commit(
+                Rewrite(self._prefix, operation, new.files, replaced, index, summary, written_for)
+            )
         except (RowdeltaError, IndexLostError):
             written.discard(index.new_paths)
             raise
+        refused = refusal(outcome)  # if it is unknown, the files may belong to the table now
+        if refused is not None:
+            written.discard(index.new_paths)
+            self._give_up(refused.why)
+            return None
         log.info(
             "%s: merged %s into %d | %s | %d ms",
             self._table.name,
@@ -244,10 +243,8 @@ class MinorCompaction:
         live = file.rows - (0 if vector is None else int(vector["record-count"]))
         return replace(file, small=replace(file.small, live_rows=live, vector=vector))
 
-    def _give_up(self, error: Exception) -> None:
-        log.warning(
-            "%s: small files not merged, tried again later: %s", self._table.name, message_of(error).split("\n", 1)[0]
-        )
+    def _give_up(self, reason: str) -> None:
+        log.warning("%s: small files not merged, tried again later: %s", self._table.name, reason.split("\n", 1)[0])
 
 
 def _are_enough(commits: int, files: int) -> bool:

@@ -99,7 +99,7 @@ class CommitTried:
 
 
 @dataclass(frozen=True)
-class Refused:
+class CommitRefused:
     table: str
     reason: Refusal
 
@@ -226,7 +226,7 @@ Event = (
     | StageStarted
     | StageDone
     | CommitTried
-    | Refused
+    | CommitRefused
     | DeadLettersKept
     | Committed
     | RewriteStarted

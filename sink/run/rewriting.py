@@ -37,8 +37,8 @@ from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.spark.job_errors import JOB_ERRORS, before_commit, job_error
 from sink.targets.notes import REWRITE, SINK_ID
-from sink.targets.seam import Committer, Table
-from sink.targets.values import IndexCommit, Rewrite, StoredPosition, TableChangedError
+from sink.targets.seam import Table
+from sink.targets.values import IndexCommit, Rewrite, StoredPosition, refusal
 
 log = logging.getLogger("rowdelta")
 
@@ -106,14 +106,12 @@ class Rewriting:
         self,
         table: Table,
         key: Sequence[str],
-        committer: Committer,
         prefix: str,
         engine: Engine,
         observer: Observer = nobody,
     ) -> None:
         self._table = table
         self._key = tuple(key)
-        self._committer = committer
         self._prefix = prefix
         self._engine = engine
         self._observer = observer
@@ -221,7 +219,7 @@ class Rewriting:
                 return False
             self._set_aside(begun)
             known = isinstance(error, JOB_ERRORS)
-            self._log_failure(job_error(self._table.name, error) if known else error)
+            self._log_failure(message_of(job_error(self._table.name, error) if known else error))
             return False
         begun.files, begun.runs, begun.written_bytes = new.files, new.runs, new.bytes
         begun.rewrite_seconds = time.monotonic() - started
@@ -253,19 +251,14 @@ class Rewriting:
 
         :param operation: the commit that stored the sink's position.
         :return: what was done. None if the rewrite gave way, and nothing was committed.
-        :raises CommitUnknownError: see `Committer.rewrite`. The files stay.
+        :raises CommitUnknownError: the files stay.
         :raises IndexLostError: see `KeyIndex.synchronize`.
         """
         started = time.monotonic()
         paths = list(begun.paths)
         new_paths = begun.uncommitted.paths
         commit = self._commit_deletes if begun.merges_deletes else self._commit
-        try:
-            done = commit(begun, key_index, operation, paths, new_paths)
-        except TableChangedError as error:
-            self._log_failure(error)
-            done = False
-        if not done:
+        if not commit(begun, key_index, operation, paths, new_paths):
             if len(begun.groups) > 1:
                 self._set_aside(begun)
             self.give_up(begun, key_index)
@@ -307,7 +300,8 @@ class Rewriting:
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False
-        self._send(begun, operation, adopted.files, replaced, adopted.index)
+        if not self._send(begun, operation, adopted.files, replaced, adopted.index):
+            return False
         begun.uncommitted.discard(adopted.dropped)
         return True
 
@@ -324,24 +318,29 @@ class Rewriting:
                 return False
             index = key_index.prepare_restatement(begun.name, merged.referenced, new_paths)
         index = replace(index, files=merged.files, bytes=begun.written_bytes)
-        self._send(begun, operation, (), merged.handles, index)
+        if not self._send(begun, operation, (), merged.handles, index):
+            return False
         begun.uncommitted.discard(merged.dropped)
         return True
 
     def _send(
         self, begun: RunningRewrite, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
-    ) -> None:
+    ) -> bool:
         summary = {REWRITE: str(len(begun.paths)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
         name = f"{self._prefix}.rewritten"
         spent = int(self._table.property(name) or 0) + begun.written_bytes
         properties = {name: str(spent)} if begun.is_counted else {}
         begun.is_sent = True
-        self._committer.rewrite(
+        outcome = self._table.commit(
             Rewrite(self._prefix, operation, files, replaced, index, summary, begun.written_for, properties)
         )
+        refused = refusal(outcome)
+        if refused is not None:
+            self._log_failure(refused.why)
+        return refused is None
 
-    def _log_failure(self, error: Exception) -> None:
-        reason = message_of(error).split("\n", 1)[0]
+    def _log_failure(self, message: str) -> None:
+        reason = message.split("\n", 1)[0]
         level = logging.INFO if "cancelled" in reason else logging.WARNING  # as when the run ends
         log.log(level, "%s: files not rewritten, tried again later: %s", self._table.name, reason)
 

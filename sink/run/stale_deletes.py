@@ -20,9 +20,9 @@ from sink.run.keyindex import KeyIndex
 from sink.run.written import Uncommitted
 from sink.spark.job_errors import before_commit
 from sink.targets.notes import REWRITE, SINK_ID
-from sink.targets.seam import Committer, Table
+from sink.targets.seam import Table
 from sink.targets.upkeep_values import EqualityDeleted
-from sink.targets.values import CommitUnknownError, IndexCommit, Rewrite, StoredPosition, TableChangedError
+from sink.targets.values import IndexCommit, Rewrite, StoredPosition, refusal
 
 log = logging.getLogger("rowdelta")
 
@@ -34,12 +34,9 @@ class StaleDeletes:
     :param io_of: what reaches a file that was written for the table.
     """
 
-    def __init__(
-        self, table: Table, section: TableSection, committer: Committer, prefix: str, io_of: Callable[[str], FileIO]
-    ) -> None:
+    def __init__(self, table: Table, section: TableSection, prefix: str, io_of: Callable[[str], FileIO]) -> None:
         self._table = table
         self._section = section
-        self._committer = committer
         self._prefix = prefix
         self._io_of = io_of
 
@@ -67,7 +64,7 @@ class StaleDeletes:
 
         :param stored: the table's position.
         :return: how many equality delete files are gone. 0 if there are none, or others changed the table meanwhile.
-        :raises RowdeltaError: see `Committer.rewrite`.
+        :raises RowdeltaError: see `Table.commit`.
         :raises IndexLostError: see `KeyIndex.synchronize`. Nothing was committed.
         """
         found = self._convertible()
@@ -89,7 +86,7 @@ class StaleDeletes:
 
         :param stored: the table's position.
         :return: how many are gone. 0 if there are none, or others changed the table meanwhile.
-        :raises RowdeltaError: see `Committer.rewrite`.
+        :raises RowdeltaError: see `Table.commit`.
         :raises IndexLostError: see `KeyIndex.synchronize`. Nothing was committed.
         """
         found = self.dangling()
@@ -133,19 +130,17 @@ class StaleDeletes:
             with before_commit(self._table.name):
                 index = index_of(files.paths)
             summary = {REWRITE: str(len(handles)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
-            self._committer.rewrite(
+            outcome = self._table.commit(
                 Rewrite(self._prefix, stored.operation, (), handles, index, summary, self._table.layout)
             )
-        except TableChangedError as error:
-            files.delete()
-            log.warning("%s: %s, tried again later: %s", self._table.name, what_stays, error)
-            return False
-        except CommitUnknownError:
-            raise  # the files may belong to the table now
         except (IndexLostError, RowdeltaError):
             files.delete()
             raise
-        return True
+        refused = refusal(outcome)  # if it is unknown, the files may belong to the table now
+        if refused is not None:
+            files.delete()
+            log.warning("%s: %s, tried again later: %s", self._table.name, what_stays, refused.why)
+        return refused is None
 
     def _live_rows(self, paths: Collection[str]) -> dict[str, int]:
         """How many rows of data files are live, by path, as the format's own reader sees them."""

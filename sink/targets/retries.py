@@ -4,7 +4,7 @@ import random
 import time
 
 from sink.errors import TemporaryError
-from sink.spark.java_errors import JAVA_ERRORS, java_message
+from sink.targets.values import Refused
 
 _MOST_DOUBLINGS = 30
 """A pause is doubled at most this often. Every limit is reached before, and the number doesn't overflow."""
@@ -27,21 +27,20 @@ class Retries:
         self._longest = longest
         self._way_out = way_out
         self._done = 0
-        self._last: Exception | None = None
+        self._last: Refused | None = None
 
-    def wait(self, refusal: Exception) -> None:
+    def wait(self, refused: Refused) -> None:
         """Call this before another attempt. The same refusal counts only once, even if several callers report it.
 
         :raises TemporaryError: the limit is reached.
         """
-        if refusal is self._last:
+        if refused is self._last:
             return
-        self._last = refusal
+        self._last = refused
         if self._done >= self._number:
-            reason = java_message(refusal) if isinstance(refusal, JAVA_ERRORS) else refusal
             raise TemporaryError(
                 f"{self._table}: other writers kept committing in between, and all {self._number} retries are used up. "
-                f"Nothing was applied; run again{self._way_out}. Last conflict: {reason}"
+                f"Nothing was applied; run again{self._way_out}. Last conflict: {refused.why}"
             )
         time.sleep(doubled(self._shortest, self._done, self._longest) * random.uniform(0.9, 1.1))
         self._done += 1

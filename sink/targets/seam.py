@@ -8,15 +8,13 @@ What a **snapshot id** is depends on the format: Iceberg's snapshot ids are rand
 table's state is its version. Here it only tells one state of a table's rows from another.
 """
 
-import json
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar
 
-from sink.errors import FencedError, RolledBackError, TableError
-from sink.spark.java_errors import message_of
 from sink.targets.upkeep_values import (
     Compacted,
     CompactionLimits,
@@ -30,11 +28,10 @@ from sink.targets.values import (
     ChangeSet,
     LastCommit,
     LiveFile,
+    Outcome,
     Rewrite,
     StoredPosition,
-    TableChangedError,
     TableChanges,
-    TableNoLongerEmptyError,
     TouchedFiles,
     WrittenDeletes,
 )
@@ -268,8 +265,40 @@ class Table(TableView):
         """
 
     @abstractmethod
-    def committer(self, *, newest_if_in_doubt: bool = False) -> "Committer":
-        """:param newest_if_in_doubt: see `position`."""
+    def commit(self, request: ChangeSet | Rewrite) -> Outcome:
+        """Try to commit, once.
+
+        :raises IndexLostError: index and table differ in their live files. Nothing was committed.
+        :raises RowdeltaError: the table is gone, can't be written, or the catalog doesn't answer; another run has
+            committed, or the table was taken back (`own_position`). Nothing was committed.
+        """
+
+    @abstractmethod
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
+        """Try to forget a sink's state, in one commit. A commit of the sink that was begun before is refused after it.
+
+        :param state: the state that is to be forgotten (`own_state`).
+        :param kept: names of its parts that stay.
+        :param empty: whether all rows are removed too.
+        :raises TableError: the sink has committed since, or the table is gone.
+        """
+
+    @abstractmethod
+    def retries(self) -> "Retries":
+        """How often a micro-batch is committed again after refusals."""
+
+    def settle(self, prefix: str) -> None:
+        """Store what a commit could not know before it was done, if anything is still missing. Call this when a table
+        is opened.
+        """
+        return
+
+    @cached_property
+    def newest_seen(self) -> dict[str, str | None]:
+        """By prefix, for `sink.targets.own_position`: the operation that had stored the newest position when the sink's
+        was last right.
+        """
+        return {}
 
     @abstractmethod
     def upkeep(self) -> "Upkeep":
@@ -415,131 +444,3 @@ class Reader(ABC):
     @abstractmethod
     def history(self, prefix: str) -> "History":
         """The table's commits, with the positions of the sink whose state has this prefix."""
-
-
-class Committer(ABC):
-    """Changes one table. After each call, the table's state is that of its newest commit.
-
-    :param newest_if_in_doubt: see `TableView.position`.
-    """
-
-    def __init__(self, table: Table, *, newest_if_in_doubt: bool = False) -> None:
-        self.table = table
-        self._newest_if_in_doubt = newest_if_in_doubt
-        # sink -> the operation that was the newest one when the position was last right, taken back or not
-        self._newest: dict[str, str | None] = {}
-
-    @abstractmethod
-    def retries(self) -> "Retries":
-        """The retries of one micro-batch."""
-
-    def commit(self, request: ChangeSet, retries: "Retries") -> None:
-        """Commit, or find out why not.
-
-        :raises TableNoLongerEmptyError: write the batch again, with deletes.
-        :raises TableChangedError: look its keys up and write it again.
-        :raises TableError: another sink commits under the same id, or the table is gone.
-        :raises TemporaryError: the outcome is unknown or `retries` are used up. Files must be kept after an unknown
-            outcome; it is a `CommitUnknownError` then.
-        """
-        base = request.base_snapshot
-        while (refusal := self.commit_once(request, base)) is not None:
-            base = self.base_after(refusal, request)
-            retries.wait(refusal)
-
-    def base_after(self, refusal: Exception, request: ChangeSet) -> int | None:
-        """From where the same files may be sent again after a refusal: the `base` for `commit_once`.
-
-        :raises TableNoLongerEmptyError: see `commit`.
-        :raises TableChangedError: see `commit`.
-        :raises TableError: see `commit`.
-        """
-        self.table.refresh()
-        self.own_position(request.prefix, request.previous_operation)
-        if request.written_for_empty_table and not self.table.is_empty():
-            raise TableNoLongerEmptyError
-        if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
-            raise TableChangedError(message_of(refusal))
-        return self.table.snapshot_id()
-
-    @abstractmethod
-    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
-        """Try to commit.
-
-        :param base: the snapshot after which others' commits may be in conflict.
-        :return: why it was refused, if the same files may be sent again; None if it was committed.
-        :raises TableChangedError: the files are for another layout than the table has.
-        :raises TableError: the table is gone, or can't be written any more.
-        :raises TemporaryError: the outcome is unknown (`CommitUnknownError`), or the catalog doesn't answer.
-        """
-
-    @abstractmethod
-    def rewrite(self, request: Rewrite) -> None:
-        """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.
-
-        :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
-        :raises IndexLostError: index and table differ in their live files. Nothing was committed.
-        :raises CommitUnknownError: see `commit`.
-        :raises RowdeltaError: any other one: nothing was committed.
-        """
-
-    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> None:
-        """Forget a sink's state, in one commit. A commit of the sink that was begun before is refused after it.
-
-        :param state: the state that is to be forgotten (`Table.own_state`).
-        :param kept: names of its parts that stay.
-        :param empty: whether all rows are removed too.
-        :raises TableError: the sink has committed since, or the table is gone.
-        :raises TemporaryError: see `commit`.
-        """
-        retries = self.retries()
-        while (refusal := self.reset_once(prefix, state, kept, empty=empty)) is not None:
-            retries.wait(refusal)
-            self.table.refresh()
-
-    @abstractmethod
-    def reset_once(
-        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
-    ) -> Exception | None:
-        """Try to `reset`. Returns why it was refused because of others, or None if it is done."""
-
-    def check_idle(self, prefix: str, state: Mapping[str, str]) -> None:
-        """:raises TableError: the sink has committed since it had this state."""
-        if self.table.own_state(prefix).get("position") != state.get("position"):
-            sink = prefix.removeprefix("rowdelta.")
-            raise TableError(
-                f"{self.table.name}: sink {sink!r} runs, and has just committed. Nothing was reset. Stop it first."
-            )
-
-    @abstractmethod
-    def settle(self, prefix: str) -> None:
-        """Store what a commit could not know before it was done, if anything is still missing. Call this when a table
-        is opened.
-        """
-
-    def own_position(self, prefix: str, operation: str | None) -> StoredPosition | None:
-        """The table's position, after a check that `operation` stored it. None if there is none and `operation` is
-        None.
-
-        :raises RolledBackError: the table was taken back since, so it has an earlier operation's position.
-        :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
-        :raises TableError: the position was removed, or it is unknown whether the table was taken back.
-        """
-        stored = self.table.position(prefix, newest_if_in_doubt=self._newest_if_in_doubt)
-        newest: str | None = json.loads(self.table.property(f"{prefix}.position") or "{}").get("operation")
-        if (stored.operation if stored else None) == operation:
-            self._newest[prefix] = newest
-            return stored
-        if stored is None:
-            raise TableError(f"{self.table.name}: the sink's position was removed while it ran. Start it again.")
-        # if nobody has committed since, it was taken back, perhaps not for the first time
-        if newest in (operation, self._newest.get(prefix)):
-            raise RolledBackError(
-                f"{self.table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read "
-                "again from that snapshot's position."
-            )
-        raise FencedError(
-            f"{self.table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed "
-            "while this one was working. This one stops; nothing was applied twice. If both are meant to run, give "
-            "one its own sink.id."
-        )

@@ -2,7 +2,7 @@
 
 from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from changelog.amounts import amount, sized
 from sink.errors import TemporaryError
@@ -15,18 +15,44 @@ if TYPE_CHECKING:
 NO_FLOATS = "A commit can't name the partition of NaN. Partition by another column."
 
 
-class TableNoLongerEmptyError(Exception):
-    """The files were written for an empty table, without deletes, and somebody else has added rows since."""
-
-
-class TableChangedError(Exception):
-    """The rows to delete were looked up in a state of the table that is no longer current, or the table no longer has
-    the layout for which the files were written.
-    """
-
-
 class CommitUnknownError(TemporaryError):
     """It is unknown whether the commit succeeded. The attempt's files must not be deleted."""
+
+
+@dataclass(frozen=True)
+class Done:
+    """It is committed, and the table's state is that of the commit."""
+
+
+@dataclass(frozen=True)
+class Refused:
+    """Nothing was committed, because of what others did.
+
+    :param again: `send` the same files, if they fit what is current now; or `write` them for that.
+    """
+
+    why: str
+    again: Literal["send", "write"] = "write"
+
+
+@dataclass(frozen=True)
+class Unknown:
+    """Nothing tells whether it was committed. The files must be kept; the table's position decides later."""
+
+    why: str
+
+
+Outcome = Done | Refused | Unknown
+
+
+def refusal(outcome: Outcome) -> Refused | None:
+    """For those who give up after a refusal.
+
+    :raises CommitUnknownError: the outcome is unknown.
+    """
+    if isinstance(outcome, Unknown):
+        raise CommitUnknownError(outcome.why)
+    return outcome if isinstance(outcome, Refused) else None
 
 
 OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "undecoded": "0"}
@@ -223,7 +249,7 @@ class ChangeSet:
     :param operation: id of this attempt at this micro-batch.
     :param position: the source position after the micro-batch.
     :param files: the files that tasks wrote, as JSON in the format's terms (`ContentFile.description`).
-    :param base_snapshot: the snapshot whose position this batch continues; None if the table had none.
+    :param base_snapshot: the snapshot after which others' commits may be in conflict; None if the table had none.
     :param previous_operation: the commit that stored the position which this batch continues; None if there was none.
     :param written_for: the `Table.layout` for which the files were written. None if it doesn't matter.
     :param conflicts_with: a column and its value. Only files that may have such rows conflict with this commit. By
@@ -235,6 +261,7 @@ class ChangeSet:
     :param properties: further properties of the sink's state, set in the same commit.
     :param metrics: numbers about the work, for a history that shows them.
     :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
+    :param newest_if_in_doubt: see `TableView.position`.
     """
 
     prefix: str
@@ -251,6 +278,7 @@ class ChangeSet:
     properties: Mapping[str, str] = field(default_factory=dict)
     metrics: Mapping[str, int] = field(default_factory=dict)
     index: IndexCommit | None = None
+    newest_if_in_doubt: bool = False
 
 
 @dataclass(frozen=True)

@@ -222,7 +222,7 @@ class State:
                 table.stage_seconds[event.stage] += event.seconds
             case observer.CommitTried():
                 table.attempts += 1
-            case observer.Refused():
+            case observer.CommitRefused():
                 table.refusals[event.reason] += 1
             case observer.DeadLettersKept():
                 for error_class, count in event.by_class.items():

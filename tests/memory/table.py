@@ -26,19 +26,24 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
+from sink.targets.own_position import check_idle
 from sink.targets.retries import Retries
-from sink.targets.seam import Committer, Reader, Table, Upkeep
+from sink.targets.seam import Reader, Table, Upkeep
 from sink.targets.upkeep_values import CompactionLimits, Mergeable, MergeCandidates, Rewritable, UpkeepFacts
 from sink.targets.values import (
     ChangeSet,
+    CommitUnknownError,
+    Done,
     FileCounts,
     LastCommit,
     LiveFile,
+    Outcome,
+    Refused,
     Rewrite,
     StoredPosition,
-    TableChangedError,
     TableChanges,
     TouchedFiles,
+    Unknown,
     WrittenDeletes,
 )
 from tests.memory.storage import Clock, MemoryFiles
@@ -254,8 +259,23 @@ class MemoryTable(Table):
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
         return json.dumps([list(key), [str(self.schema.field(name).type) for name in key], buckets])
 
-    def committer(self, *, newest_if_in_doubt: bool = False) -> "MemoryCommitter":
-        return MemoryCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
+    def commit(self, request: ChangeSet | Rewrite) -> Outcome:
+        commits = MemoryCommitter(self)
+        try:
+            return commits.rewrite(request) if isinstance(request, Rewrite) else commits.commit(request)
+        except CommitUnknownError as error:  # from a step at which the answer gets lost
+            return Unknown(str(error))
+
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
+        check_idle(self, prefix, state)
+        self.store.add({} if empty else self.store.live, "overwrite", {"prefix": prefix, "reset": True})
+        for part in state.keys() - set(kept):
+            del self.store.properties[f"{prefix}.{part}"]
+        self._see()
+        return Done()
+
+    def retries(self) -> Retries:
+        return Retries(self.name, 20, 0, 0)
 
     def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
         """That of the newest snapshot of the sink which is left, and the newest index of the same commit."""
@@ -427,28 +447,20 @@ class MemoryUpkeep(Upkeep):
         raise NotImplementedError
 
 
-class RefusedError(Exception):
-    """The store refused a commit: others' commits are in conflict with it."""
-
-
-class MemoryCommitter(Committer):
+class MemoryCommitter:
     """Commits to the store. The step before it and the step after it are those at which its answer may get lost."""
 
-    def __init__(self, table: MemoryTable, *, newest_if_in_doubt: bool = False) -> None:
-        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
+    def __init__(self, table: MemoryTable) -> None:
         self._table = table
 
-    def retries(self) -> Retries:
-        return Retries(self._table.name, 20, 0, 0)
-
-    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+    def commit(self, request: ChangeSet) -> Done | Refused:
         store = self._table.store
         self._table.clock.step("send a commit")
         if request.written_for not in (None, tuple(store.schema.names)):
-            raise TableChangedError("the table was altered")
+            return Refused("the table was altered")
         referenced = request.index.referenced if request.index is not None else ()
-        if self._is_in_conflict(base, referenced):
-            return RefusedError("others changed the table")
+        if self._is_in_conflict(request.base_snapshot, referenced):
+            return Refused("others changed the table", again="send")
         files = {} if request.truncates else dict(store.live)
         if request.index is not None and request.index.replaced:
             for found in request.index.replaced:
@@ -466,7 +478,7 @@ class MemoryCommitter(Committer):
         store.properties |= {**request.properties, f"{request.prefix}.position": json.dumps(stored)}
         self._table.clock.step("hear of a commit")
         self._table._see()
-        return None
+        return Done()
 
     def _is_in_conflict(self, base: int | None, referenced: Collection[str]) -> bool:
         store = self._table.store
@@ -476,7 +488,7 @@ class MemoryCommitter(Committer):
         # the index can't be of another state than the one in which the rows were looked up
         return any(s.kind != "replace" for s in others) or not set(referenced) <= store.live.keys()
 
-    def rewrite(self, request: Rewrite) -> None:
+    def rewrite(self, request: Rewrite) -> Done | Refused:
         store = self._table.store
         self._table.clock.step("send a rewrite")
         replaced = [json.loads(handle) for handle in request.replaced]
@@ -485,9 +497,9 @@ class MemoryCommitter(Committer):
             found["path"] in store.live and store.live[found["path"]].vector == found["vector"] for found in replaced
         )
         if others is None or (store.is_strict and others) or not are_live:
-            raise TableChangedError("rows of the files were deleted meanwhile")
+            return Refused("rows of the files were deleted meanwhile")
         if request.written_for != tuple(store.schema.names):
-            raise TableChangedError("the table was altered")
+            return Refused("the table was altered")
         files = {path: file for path, file in store.live.items() if path not in {f["path"] for f in replaced}}
         number = int(request.summary.get(MINOR, 0))
         operation = str(request.index.stored["version"])
@@ -503,19 +515,7 @@ class MemoryCommitter(Committer):
         store.properties |= request.properties
         self._table.clock.step("hear of a rewrite")
         self._table._see()
-
-    def reset_once(
-        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
-    ) -> Exception | None:
-        store = self._table.store
-        self.check_idle(prefix, state)
-        store.add({} if empty else store.live, "overwrite", {"prefix": prefix, "reset": True})
-        for part in state.keys() - set(kept):
-            del store.properties[f"{prefix}.{part}"]
-        self._table._see()
-        return None
-
-    def settle(self, prefix: str) -> None: ...
+        return Done()
 
 
 def add_files(

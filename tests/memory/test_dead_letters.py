@@ -7,10 +7,9 @@ from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
-import pytest
 
 from sink.deadletters.table import DeadLetters
-from sink.targets.values import TableChangedError
+from sink.targets.values import Done, Outcome, Refused
 from tests.memory.storage import Clock
 from tests.memory.table import MemoryTable, Store
 
@@ -30,10 +29,9 @@ def file(name: str) -> str:
     return json.dumps({"path": name, "partition": "[]", "rows": 1, "size": 1, "columns": ["table"]})
 
 
-def commit(of: DeadLetters, target: str, number: int, known: str | None) -> str:
-    operation = f"{target}{number}"
-    of.commit(target, operation, {"0": number}, [file(operation)], {"decode": 1}, of.opening, known)
-    return operation
+def commit(of: DeadLetters, target: str, number: int, known: str | None) -> Outcome:
+    name = f"{target}{number}"
+    return of.commit(target, name, {"0": number}, [file(name)], {"decode": 1}, of.opening, known)
 
 
 def test_nobody_waits_for_a_commit_who_does_not_commit() -> None:
@@ -60,7 +58,7 @@ def test_nobody_waits_for_a_commit_who_does_not_commit() -> None:
             assert not second.done(), "it would only be refused"
         finally:
             answered.set()
-        assert (first.result(PATIENCE), second.result(PATIENCE)) == ("a1", "b1")
+        assert (first.result(PATIENCE), second.result(PATIENCE)) == (Done(), Done())
     assert sorted(table.live) == ["a1", "b1"]
     assert (kept.operation("a"), kept.operation("b"), kept.commits) == ("a1", "b1", 2)
 
@@ -73,10 +71,11 @@ def test_targets_that_commit_at_the_same_time_keep_each_record_once() -> None:
         for number in range(50):
             known = kept.operation(target)
             assert known == (f"{target}{number - 1}" if number else None)
-            commit(kept, target, number, known)
+            assert commit(kept, target, number, known) == Done()
             assert kept.position(target) == {"0": number}
-            with pytest.raises(TableChangedError):
-                commit(kept, target, number, known)
+            again = commit(kept, target, number, known)
+            assert isinstance(again, Refused)
+            assert again.again == "write"
 
     with ThreadPoolExecutor(4) as pool:
         for done in [pool.submit(commits, target) for target in "abcd"]:

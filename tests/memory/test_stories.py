@@ -27,12 +27,12 @@ from deltawriters.content import Locations, TouchedFile
 from deltawriters.resolve import NOWHERE
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
-from sink.run import copy_on_write, keyindex
+from sink.run import copy_on_write, keyindex, microbatch
+from sink.run.attempt import Proposal
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
 from sink.run.written import Uncommitted
-from sink.targets.seam import Committer
 from sink.targets.values import IndexCommit, TableChanges
 from tests.memory import engine
 from tests.memory.storage import Clock
@@ -137,18 +137,15 @@ def _keep_what_was_found_in_touched_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _send_again_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    def base_after(self: Committer, refusal: Exception, request: Any) -> int | None:
+    def same_files(self: TableSink, proposal: Proposal, *_: object) -> Proposal:
         self.table.refresh()
-        return self.table.snapshot_id()
+        return replace(proposal, request=replace(proposal.request, base_snapshot=self.table.snapshot_id()))
 
-    patch.setattr(Committer, "base_after", base_after)
+    patch.setattr(TableSink, "_same_files", same_files)
 
 
 def _trust_any_position(patch: pytest.MonkeyPatch) -> None:
-    def own_position(self: Committer, prefix: str, operation: str | None) -> Any:
-        return self.table.position(prefix)
-
-    patch.setattr(Committer, "own_position", own_position)
+    patch.setattr(microbatch, "own_position", lambda table, prefix, operation: table.position(prefix))
 
 
 def _begin_whoever_committed_last(patch: pytest.MonkeyPatch) -> None:
@@ -156,7 +153,7 @@ def _begin_whoever_committed_last(patch: pytest.MonkeyPatch) -> None:
 
     def take_bearings(self: TableSink) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(self._committer, "own_position", lambda *_: None)
+            inner.setattr(microbatch, "own_position", lambda *_: None)
             original(self)
 
     patch.setattr(TableSink, "_take_bearings", take_bearings)
@@ -192,7 +189,7 @@ def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
             self._uncommitted.delete()
             raise
 
-    patch.setattr(TableSink, "_deleting_what_is_refused", deleting)
+    patch.setattr(TableSink, "_deleting_after_errors", deleting)
 
 
 def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:

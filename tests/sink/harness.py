@@ -52,9 +52,9 @@ from sink.spark.tasks import decode as decoding
 from sink.spark.tasks import write
 from sink.spark.versions import to_arrow
 from sink.targets import merge_levels
+from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.seam import Committer
-from sink.targets.values import ChangeSet, Rewrite
+from sink.targets.values import ChangeSet, Done, Outcome, Rewrite
 
 Row = Mapping[str, Any]
 Change = tuple[str, Row]
@@ -567,38 +567,43 @@ Fault = Literal["in a task", "before the commit", "after the commit", "before a 
 
 @contextmanager
 def crashing(
-    fault: Fault, *, after_commits: int = 0, table: str = "orders", of: type[Committer] = IcebergCommitter
+    fault: Fault,
+    *,
+    after_commits: int = 0,
+    table: str = "orders",
+    of: type[IcebergCommitter] | type[DeltaCommitter] = IcebergCommitter,
 ) -> Iterator[None]:
     """Code inside this context dies at `fault`, after `after_commits` commits to the table named `table`.
 
-    :param of: the format's committer.
+    :param of: what commits to tables of the format.
     """
     commits = itertools.count(1)
-    original, original_rewrite = of.commit_once, of.rewrite
+    original, original_rewrite = of.commit, of.rewrite
 
     with pytest.MonkeyPatch.context() as patch:
 
-        def commit_once(self: Committer, request: ChangeSet, base: int | None) -> Exception | None:
-            number = next(commits) if self.table.name.endswith(f".{table}") else 0
+        def commit(self: Any, request: ChangeSet) -> Outcome:
+            number = next(commits) if self._table.name.endswith(f".{table}") else 0
             if fault == "before the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
-            refusal = original(self, request, base)
-            if refusal is not None:
-                return refusal
+            outcome = original(self, request)
+            if outcome != Done():
+                return outcome
             if fault == "after the commit" and number > after_commits:
                 raise CrashError(f"crash {fault}")
             if fault == "in a task" and number >= after_commits:
                 patch.setattr(write, "run", die_in_task)
-            return None
+            return outcome
 
-        def rewrite(self: Committer, request: Rewrite) -> None:
+        def rewrite(self: Any, request: Rewrite) -> Outcome:
             if fault == "before a rewrite":
                 raise CrashError(f"crash {fault}")
-            original_rewrite(self, request)
+            outcome = original_rewrite(self, request)
             if fault == "after a rewrite":
                 raise CrashError(f"crash {fault}")
+            return outcome
 
-        patch.setattr(of, "commit_once", commit_once)
+        patch.setattr(of, "commit", commit)
         patch.setattr(of, "rewrite", rewrite)
         if fault == "in a task" and after_commits == 0:
             patch.setattr(write, "run", die_in_task)
@@ -611,10 +616,10 @@ def before_commit(action: Callable[[], None], *, times: int = 1) -> Iterator[Non
     remaining = iter(range(times))
     original = IcebergCommitter._stage
 
-    def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
+    def stage(self: IcebergCommitter, request: ChangeSet) -> Any:
         if next(remaining, None) is not None:
             action()
-        return original(self, request, base)
+        return original(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IcebergCommitter, "_stage", stage)
@@ -647,18 +652,20 @@ def jvm_calls(owner: type, name: str) -> Iterator[list[str]]:
 
 
 @contextmanager
-def before_rewrite(action: Callable[[], object], *, of: type[Committer] = IcebergCommitter) -> Iterator[None]:
+def before_rewrite(
+    action: Callable[[], object], *, of: type[IcebergCommitter] | type[DeltaCommitter] = IcebergCommitter
+) -> Iterator[None]:
     """Run `action` between the writing of the next minor compaction's files and their commit.
 
-    :param of: the format's committer.
+    :param of: what commits to tables of the format.
     """
     remaining = iter(range(1))
     original = of.rewrite
 
-    def rewrite(self: Committer, request: Rewrite) -> None:
+    def rewrite(self: Any, request: Rewrite) -> Outcome:
         if next(remaining, None) is not None:
             action()
-        original(self, request)
+        return original(self, request)
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(of, "rewrite", rewrite)

@@ -6,6 +6,7 @@ Iceberg doesn't look at the files that it commits, so there are none.
 import contextlib
 import itertools
 import json
+import re
 import threading
 import time
 from collections.abc import Callable
@@ -29,8 +30,9 @@ from sink.targets.iceberg import commit
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table import IcebergTable
+from sink.targets.own_position import own_position
 from sink.targets.retries import Retries
-from sink.targets.values import ChangeSet, CommitUnknownError, IndexCommit, Rewrite, TableChangedError
+from sink.targets.values import ChangeSet, Done, IndexCommit, Outcome, Refused, Rewrite, Unknown
 from tests.sink.harness import java_error
 
 PREFIX = "rowdelta.shop"
@@ -72,7 +74,7 @@ class Table:
         for name, value in {"format-version": "2", "commit.retry.min-wait-ms": "1"}.items():
             builder = builder.withProperty(name, value)
         builder.create()
-        self.committer = IcebergCommitter(self.opened())
+        self.ours = self.opened()
 
     def opened(self) -> IcebergTable:
         """The table as another process sees it."""
@@ -83,12 +85,19 @@ class Table:
         base = self.opened().snapshot_id()
         return ChangeSet(PREFIX, operation, {"0": operation}, [file(operation)], base, previous, **others)
 
-    def commit(self, request: ChangeSet, committer: IcebergCommitter | None = None) -> None:
-        committer = committer or self.committer
-        committer.commit(request, committer.retries())
+    def commit(self, request: ChangeSet, table: IcebergTable | None = None) -> Outcome:
+        """Commit, and send the same files again after a refusal that allows it, as a micro-batch does."""
+        table = table or self.ours
+        retries = table.retries()
+        while isinstance(outcome := table.commit(request), Refused) and outcome.again == "send":
+            retries.wait(outcome)
+            table.refresh()
+            own_position(table, request.prefix, request.previous_operation)
+            request = replace(request, base_snapshot=table.snapshot_id())
+        return outcome
 
     def other_driver(self, operation: str, previous: str | None) -> None:
-        self.commit(self.request(operation, previous), IcebergCommitter(self.opened()))
+        self.commit(self.request(operation, previous), self.opened())
 
     def nothing(self, branch: str = "main") -> int:
         """A foreign snapshot that changes no row."""
@@ -196,12 +205,11 @@ def unreadable(monkeypatch: pytest.MonkeyPatch, times: int) -> Callable[[Iceberg
     return begin
 
 
-def outcome(work: Callable[[], object]) -> RowdeltaError | TableChangedError | None:
+def outcome(work: Callable[[], Outcome]) -> RowdeltaError | Outcome:
     try:
-        work()
-    except (RowdeltaError, TableChangedError) as error:
+        return work()
+    except RowdeltaError as error:
         return error
-    return None
 
 
 @pytest.mark.spark
@@ -216,7 +224,7 @@ def test_a_commit_whose_answer_is_wrong_or_lost(
     landed: bool,
     after: After,
 ) -> None:
-    """After any error but `CommitUnknownError` the caller deletes the files, so they must not belong to the table."""
+    """After any outcome but `Unknown` the caller deletes the files, so they must not belong to the table."""
     table.commit(table.request("first"))
 
     def others(_: IcebergCommitter) -> None:
@@ -234,23 +242,23 @@ def test_a_commit_whose_answer_is_wrong_or_lost(
     }
     request = table.request("ours", "first")
     failing_once(monkeypatch, spark, java_type, landed, actions.get(after, others))
-    error = outcome(lambda: table.commit(request))
+    end = outcome(lambda: table.commit(request))
     monkeypatch.undo()
     committed = "ours" in table.files()
-    if error is None:
+    if end == Done():
         assert committed
-    elif not isinstance(error, CommitUnknownError):
+    elif not isinstance(end, Unknown):
         assert not committed
     is_refusal = java_type == "CommitFailedException"
     if landed and after in ("", "table unreadable once", "another driver"):
-        assert error is None, "the table says so"
+        assert end == Done(), "the table says so"
     if not landed and is_refusal and after in ("", "table unreadable once"):
-        assert error is None, "tried again"
+        assert end == Done(), "tried again"
     if not landed and is_refusal and after == "another driver":
-        assert isinstance(error, FencedError)
+        assert isinstance(end, FencedError)
     if not landed and java_type != "CommitFailedException" and after in ("", "table unreadable once"):
-        assert isinstance(error, CommitUnknownError)
-        assert "it is unknown whether the commit went through" in str(error)
+        assert isinstance(end, Unknown)
+        assert "it is unknown whether the commit went through" in end.why
     assert table.files().count("ours") == committed
     # whatever was reported, what comes next neither loses nor repeats it
     stored = table.opened().position(PREFIX)
@@ -275,8 +283,9 @@ def test_a_catalog_that_goes_away_right_after_a_commit(
             patch.setattr(IcebergTable, "look", away)
 
         patch.setattr(IcebergCommitter, "_send", send_last)
-        with pytest.raises(CommitUnknownError, match=r"the commit went through, but .*connection refused"):
-            table.commit(request)
+        end = table.commit(request)
+    assert isinstance(end, Unknown)
+    assert re.search(r"the commit went through, but .*connection refused", end.why)
     assert table.files() == ["ours"]
 
 
@@ -329,23 +338,22 @@ def test_a_rewrite_whose_answer_is_wrong_or_lost(
         "table unreadable": unreadable(monkeypatch, 99),
     }
     failing_once(monkeypatch, spark, java_type, landed, actions[after])
-    error = outcome(lambda: table.committer.rewrite(request))
+    end = outcome(lambda: table.ours.commit(request))
     monkeypatch.undo()
     assert table.files() == (["merged"] if landed else ["small"])
     if landed and after != "table unreadable":
-        assert error is None
+        assert end == Done()
     elif after == "table unreadable" or java_type == UNKNOWN:
-        assert isinstance(error, CommitUnknownError), "the files may be the table's"
+        assert isinstance(end, Unknown), "the files may be the table's"
     else:
-        assert isinstance(error, TableChangedError)
+        assert isinstance(end, Refused)
 
 
 @pytest.mark.spark
 def test_another_version_between_write_and_commit(table: Table) -> None:
     request = table.request("ours", written_for=table.opened().layout)
     table.opened().java.updateProperties().set("format-version", "3").commit()
-    with pytest.raises(TableChangedError, match="format version"):
-        table.commit(request)
+    assert table.commit(request) == Refused("the table has another format version")
 
 
 @pytest.mark.spark
@@ -363,8 +371,7 @@ def test_another_version_between_staging_and_sending(table: Table, monkeypatch: 
     request = replace(
         table.request("ours", written_for=table.opened().layout), files=[file("ours"), json.dumps(deletes)]
     )
-    with pytest.raises(TableChangedError, match="format version"):
-        table.commit(request)
+    assert table.commit(request) == Refused("the table has another format version")
     assert table.files() == []
 
 
@@ -390,7 +397,7 @@ def test_a_position_whose_snapshot_was_rolled_back_and_has_expired(
     table.commit(table.request("second", "first"))
     monkeypatch.undo()
     if heals == "at the next start":
-        IcebergCommitter(table.opened()).settle(PREFIX)
+        table.opened().settle(PREFIX)
     table.rollback(foreign[0])
     table.expire()
     assert table.files() == ["first"]
@@ -515,7 +522,7 @@ def test_a_rollback_is_not_taken_for_another_run(table: Table) -> None:
     with pytest.raises(RolledBackError):
         table.commit(request)
     with pytest.raises(FencedError):
-        table.committer.own_position(PREFIX, "zeroth")
+        own_position(table.ours, PREFIX, "zeroth")
 
 
 @pytest.mark.spark
@@ -524,12 +531,12 @@ def test_appends_that_do_not_conflict(table: Table, monkeypatch: pytest.MonkeyPa
     attempts: list[str] = []
     original, others = IcebergCommitter._stage, iter(["t2", "t1"])
 
-    def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
+    def stage(self: IcebergCommitter, request: ChangeSet) -> Any:
         attempts.append(request.operation)
         if (target := next(others, None)) is not None:
             append = table.opened().java.newAppend()
             append.appendFile(self._table.content_file(file(uuid4().hex, target))).commit()
-        return original(self, request, base)
+        return original(self, request)
 
     monkeypatch.setattr(IcebergCommitter, "_stage", stage)
     table.commit(table.request("first", conflicts_with=("table", "t1")))
@@ -547,11 +554,11 @@ def test_dead_letters_of_jobs_that_share_their_table(table: Table, monkeypatch: 
     attempts: list[str] = []
     original = IcebergCommitter._stage
 
-    def stage(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
+    def stage(self: IcebergCommitter, request: ChangeSet) -> Any:
         attempts.append(request.operation)
         if request.operation == "of shop":
             letters["crm"].commit("lake.crm.t1", "of crm", {"0": 1}, [file("of crm", "lake.crm.t1")], {}, 0, None)
-        return original(self, request, base)
+        return original(self, request)
 
     monkeypatch.setattr(IcebergCommitter, "_stage", stage)
     letters["shop"].commit("lake.shop.t1", "of shop", {"0": 1}, [file("of shop", "lake.shop.t1")], {}, 0, None)
@@ -565,8 +572,9 @@ def test_dead_letters_that_the_run_does_not_know_are_not_written_again(table: Ta
     late, again = dead_letters(table, "shop"), dead_letters(table, "shop")
     known = again.operation("lake.shop.t1")
     late.commit("lake.shop.t1", "first", {"0": 1}, [file("first", "lake.shop.t1")], {}, 0, known)
-    with pytest.raises(TableChangedError, match=r"bad records of lake\.shop\.t1 were added"):
-        again.commit("lake.shop.t1", "second", {"0": 1}, [file("second", "lake.shop.t1")], {}, 0, known)
+    end = again.commit("lake.shop.t1", "second", {"0": 1}, [file("second", "lake.shop.t1")], {}, 0, known)
+    assert isinstance(end, Refused)
+    assert (end.again, "bad records of lake.shop.t1 were added" in end.why) == ("write", True)
     assert again.position("lake.shop.t1") == {"0": 1}, "so that they are looked up now"
     assert table.files() == ["first"]
 
@@ -582,9 +590,9 @@ def test_pauses_stay_numbers_however_many_failures(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(retries_module, "time", SimpleNamespace(sleep=pauses.append))
     retries = Retries("t", 3000, 0.1, 60.0)
     for number in range(3000):
-        retries.wait(ValueError(str(number)))
+        retries.wait(Refused(str(number)))
     with pytest.raises(TemporaryError, match="used up"):
-        retries.wait(ValueError("one more"))
+        retries.wait(Refused("one more"))
     assert pauses[0] < pauses[3] < pauses[-1] <= 66.0
     member = Member(ResolvedTable.__new__(ResolvedTable), failures=5000)
     member.fail(ValueError("again"))
@@ -594,9 +602,9 @@ def test_pauses_stay_numbers_however_many_failures(monkeypatch: pytest.MonkeyPat
 
 def test_one_refusal_counts_once() -> None:
     retries = Retries("t", 1, 0.1, 1.0)
-    refusal = TableChangedError("moved")
+    refusal = Refused("moved")
     retries.wait(refusal)
     retries.wait(refusal)
     with contextlib.suppress(TemporaryError):
-        retries.wait(TableChangedError("moved"))
+        retries.wait(Refused("moved"))
         pytest.fail("a second one isn't allowed")

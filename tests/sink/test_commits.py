@@ -26,7 +26,7 @@ from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.values import ChangeSet, CommitUnknownError
+from sink.targets.values import ChangeSet, CommitUnknownError, Done, Outcome
 from tests.faults.plugin import Seen
 from tests.sink.harness import Job, before_commit, crashing, java_error, jvm_calls
 
@@ -72,18 +72,18 @@ def counted_attempts(attempts: list[int]) -> AbstractContextManager[None]:
 @contextmanager
 def after_first_commit(action: Callable[[], object]) -> Iterator[None]:
     """Run `action` once, after the first commit inside."""
-    original = IcebergCommitter.commit_once
+    original = IcebergCommitter.commit
     done: list[bool] = []
 
-    def commit_once(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
-        refusal = original(self, request, base)
-        if refusal is None and not done:
+    def commit(self: IcebergCommitter, request: ChangeSet) -> Outcome:
+        outcome = original(self, request)
+        if outcome == Done() and not done:
             done.append(True)
             action()
-        return refusal
+        return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "commit_once", commit_once)
+        patch.setattr(IcebergCommitter, "commit", commit)
         yield
 
 

@@ -20,7 +20,7 @@ from sink.run import supervisor
 from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.targets.iceberg.commit import IcebergCommitter
-from sink.targets.values import ChangeSet
+from sink.targets.values import ChangeSet, Done, Outcome
 from tests.sink.harness import java_table
 from tests.stack.process import wait_until
 
@@ -99,19 +99,19 @@ def around_commits(
     before: Callable[[str, int], None], after: Callable[[str, int], None] = lambda *_: None
 ) -> Iterator[None]:
     """Call these functions with the table's name, and the number of its commits that have begun."""
-    original, counts = IcebergCommitter.commit_once, {name: itertools.count(1) for name in ("a", "b", "dead_letters")}
+    original, counts = IcebergCommitter.commit, {name: itertools.count(1) for name in ("a", "b", "dead_letters")}
 
-    def commit_once(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
+    def commit(self: IcebergCommitter, request: ChangeSet) -> Outcome:
         name = self._table.name.rsplit(".", 1)[-1]
         number = next(counts[name])
         before(name, number)
-        refusal = original(self, request, base)
-        if refusal is None:
+        outcome = original(self, request)
+        if outcome == Done():
             after(name, number)
-        return refusal
+        return outcome
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(IcebergCommitter, "commit_once", commit_once)
+        patch.setattr(IcebergCommitter, "commit", commit)
         yield
 
 

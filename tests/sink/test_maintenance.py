@@ -46,7 +46,7 @@ from sink.targets.iceberg.upkeep import IcebergUpkeep
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.own_state import COUNTED
 from sink.targets.upkeep_values import AppliedDeletes, CompactionFailedError, CompactionLimits, Rewritable
-from sink.targets.values import CommitUnknownError, Rewrite
+from sink.targets.values import Outcome, Rewrite, Unknown
 from tests.delta.harness import DeltaJob
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, by_pyiceberg, tiny_thresholds
@@ -582,9 +582,9 @@ def test_a_rewrite_of_unknown_outcome_fails_no_run(
     """The table has the same rows either way, and all changes are applied."""
     commit = IcebergCommitter.rewrite
 
-    def lose_answer(self: IcebergCommitter, request: Rewrite) -> None:
+    def lose_answer(self: IcebergCommitter, request: Rewrite) -> Outcome:
         commit(self, request)
-        raise CommitUnknownError("no answer")
+        return Unknown("no answer")
 
     job = Job(spark, tmp_path, tasks=1, table={"merge_small_files": False, "maintenance": GREEDY})
     changes = Changes(job)
@@ -607,11 +607,12 @@ def test_a_rewrite_of_unknown_outcome_ends_no_running_job(
     """The query of the table's directory still runs when the table is opened again."""
     commit, lost = IcebergCommitter.rewrite, list[None]()
 
-    def lose_answer(self: IcebergCommitter, request: Rewrite) -> None:
-        commit(self, request)
+    def lose_answer(self: IcebergCommitter, request: Rewrite) -> Outcome:
+        outcome = commit(self, request)
         if not lost:
             lost.append(None)
-            raise CommitUnknownError("no answer")
+            return Unknown("no answer")
+        return outcome
 
     job = running(Job(spark, tmp_path, tasks=1))
     changes = Changes(job)

@@ -38,7 +38,7 @@ from sink.spark.tasks import shares
 from sink.spark.versions import to_arrow
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
-from sink.targets.values import ChangeSet
+from sink.targets.values import ChangeSet, Done, Outcome
 from tests.sink.harness import check_partitions_of_deletes, merging_soon
 from tests.sink.test_kafka import Running
 from tests.stack.kafka import Kafka
@@ -771,7 +771,7 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str) -> list[tuple[str, str]
     """
     events: list[tuple[str, str]] = []
     lock = Lock()
-    finish, commit = TableSink._finish, IcebergCommitter.commit_once
+    finish, commit = TableSink._finish, IcebergCommitter.commit
 
     def writes(self: TableSink, *args: Any) -> Any:
         name = self.table.name.split(".")[-1]
@@ -782,15 +782,15 @@ def recorded(monkeypatch: pytest.MonkeyPatch, slow: str) -> list[tuple[str, str]
             events.append(("written", name))
         return result
 
-    def commits(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Exception | None:
-        refusal = commit(self, request, base)
-        if refusal is None:
+    def commits(self: IcebergCommitter, request: ChangeSet) -> Outcome:
+        outcome = commit(self, request)
+        if outcome == Done():
             with lock:
                 events.append(("committed", self._table.name.split(".")[-1]))
-        return refusal
+        return outcome
 
     monkeypatch.setattr(TableSink, "_finish", writes)
-    monkeypatch.setattr(IcebergCommitter, "commit_once", commits)
+    monkeypatch.setattr(IcebergCommitter, "commit", commits)
     return events
 
 

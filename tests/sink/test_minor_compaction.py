@@ -518,8 +518,8 @@ def test_files_of_other_columns_are_left_alone(
     def alter() -> None:
         spark.sql(f"ALTER TABLE {job.target} ADD COLUMN note string")
 
-    def late(self: IcebergCommitter, request: ChangeSet, base: int | None) -> Any:
-        return original(self, replace(request, written_for=None), base)
+    def late(self: IcebergCommitter, request: ChangeSet) -> Any:
+        return original(self, replace(request, written_for=None))
 
     monkeypatch.setattr(IcebergCommitter, "_stage", late)
     with merging_soon(EVERY):

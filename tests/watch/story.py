@@ -49,7 +49,7 @@ def micro_batch(table: str, number: int, rows: int = 100, snapshot: int = 7_000_
         observer.CommitTried(table),
         observer.StageStarted(table, "commit"),
         observer.StageDone(table, "commit", 0.5),
-        observer.Refused(table, "conflict"),
+        observer.CommitRefused(table, "conflict"),
         observer.CommitTried(table),
         observer.StageStarted(table, "commit"),
         observer.StageDone(table, "commit", 0.5),

@@ -18,27 +18,28 @@ from sink.targets.delta.new_vectors import remove_of
 from sink.targets.delta.state import DeltaState
 from sink.targets.delta.tags import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag
 from sink.targets.notes import MINOR, SINK_ID
+from sink.targets.own_position import check_idle
 from sink.targets.retries import Retries
-from sink.targets.seam import Committer
-from sink.targets.values import ChangeSet, CommitUnknownError, Rewrite, TableChangedError
+from sink.targets.values import ChangeSet, CommitUnknownError, Done, Outcome, Refused, Rewrite, Unknown, refusal
 
 _RETRIES, _SHORTEST, _LONGEST = 20, 0.05, 10.0
 """Delta has no settings for this. A commit takes a tenth of a second, so a writer each second is met now and then."""
 
 
-class DeltaCommitter(Committer):
+class DeltaCommitter:
     """Commits changes and rewrites to one table."""
 
-    def __init__(self, table: DeltaState, *, newest_if_in_doubt: bool = False) -> None:
-        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
+    def __init__(self, table: DeltaState) -> None:
         self._table = table
 
     def retries(self) -> Retries:
         return Retries(self._table.name, _RETRIES, _SHORTEST, _LONGEST)
 
-    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+    def commit(self, request: ChangeSet) -> Outcome:
+        """See `Table.commit`."""
+        base = request.base_snapshot
         if request.written_for is not None and request.written_for != self._table.layout:
-            raise TableChangedError("the table was altered")
+            return Refused("the table was altered")
         assert base is not None
         stored: dict[str, Any] = {
             "position": request.position,
@@ -59,16 +60,13 @@ class DeltaCommitter(Committer):
         prefix = request.prefix
         own = {name.removeprefix(f"{prefix}."): value for name, value in request.properties.items()}
         state = self._table.own_state(prefix) | own | {"position": json.dumps(stored)}
-        try:
-            actions.append(domain(prefix, state))
-            self._send(prefix, request.operation, base, actions, request.summary, request.metrics)
-        except CommitRefusedError as refusal:
-            return refusal
-        return None
+        actions.append(domain(prefix, state))
+        return self._send(prefix, request.operation, base, actions, request.summary, request.metrics)
 
-    def rewrite(self, request: Rewrite) -> None:
+    def rewrite(self, request: Rewrite) -> Outcome:
+        """See `Table.commit`."""
         if request.written_for != self._table.layout:
-            raise TableChangedError("the table was altered")
+            return Refused("the table was altered")
         base = request.index.base
         assert base is not None
         operation = str(request.index.stored["version"])
@@ -88,26 +86,15 @@ class DeltaCommitter(Committer):
             files = [tagged(file, tags) for file in files]
         files = [_dated(tagged(file, {POSITION: request.position_operation}), base) for file in files]
         actions = [*request.replaced, *files, domain(request.prefix, state)]
-        try:
-            self._send(request.prefix, operation, base, actions, request.summary)
-        except CommitRefusedError as refusal:
-            raise TableChangedError(str(refusal)) from None
+        return self._send(request.prefix, operation, base, actions, request.summary)
 
-    def reset_once(
-        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
-    ) -> Exception | None:
-        self.check_idle(prefix, state)
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
+        """See `Table.reset`."""
+        check_idle(self._table, prefix, state)
         actions: list[Mapping[str, Any]] = [domain(prefix, {part: state[part] for part in kept if part in state})]
         if empty:
             actions += [remove_of(add) for add in self._table.live.values()]
-        try:
-            self._send(prefix, f"reset-{time.time_ns():x}", self._table.snapshot_id(), actions, {})
-        except CommitRefusedError as refusal:
-            return refusal
-        return None
-
-    def settle(self, prefix: str) -> None:
-        pass  # a commit's version is found in the log
+        return self._send(prefix, f"reset-{time.time_ns():x}", self._table.snapshot_id(), actions, {})
 
     def store(self, prefix: str, key: str, value: str | None) -> None:
         """Change one entry of the sink's state, or (None) remove it, in a commit of its own.
@@ -119,13 +106,12 @@ class DeltaCommitter(Committer):
             operation = f"state-{time.time_ns():x}"
             state = {name: text for name, text in self._table.own_state(prefix).items() if name != key}
             state |= {} if value is None else {key: value}
-            try:
-                self._send(prefix, operation, self._table.snapshot_id(), [domain(prefix, state)], {})
-            except CommitRefusedError as refusal:
-                retries.wait(refusal)
-                self._table.refresh()
-            else:
+            outcome = self._send(prefix, operation, self._table.snapshot_id(), [domain(prefix, state)], {})
+            refused = refusal(outcome)
+            if refused is None:
                 return
+            retries.wait(refused)
+            self._table.refresh()
 
     def _tags(self, prefix: str, operation: str) -> dict[str, str]:
         """The tags of a commit's data files, by which minor compactions find them."""
@@ -140,11 +126,9 @@ class DeltaCommitter(Committer):
         actions: Sequence[Mapping[str, Any]],
         notes: Mapping[str, str],
         measured: Mapping[str, int] = MappingProxyType({}),
-    ) -> None:
-        """:raises CommitRefusedError: nothing was committed.
-        :raises IndexLostError: the actions are for files that aren't live. Nothing was committed.
+    ) -> Outcome:
+        """:raises IndexLostError: the actions are for files that aren't live. Nothing was committed.
         :raises TableError: Delta can't write to the table.
-        :raises CommitUnknownError: its outcome is unknown.
         """
         live: Mapping[str, Add] = (
             self._table.live if any("remove" in action or "add" in action for action in actions) else {}
@@ -163,15 +147,20 @@ class DeltaCommitter(Committer):
         )
         try:
             version = self._table.log.commit(proposal)
+        except CommitRefusedError as error:
+            return Refused(str(error), again="send")
+        except CommitUnknownError as error:
+            return Unknown(str(error))
         except ValueError as error:  # the index and the log differ in the files that are live
             raise IndexLostError(str(error)) from error
         try:
             self._table.took(Commit(version, proposal.actions, {"userMetadata": proposal.user_metadata}))
         except RowdeltaError as error:
-            raise CommitUnknownError(
+            return Unknown(
                 f"{self._table.name}: version {version} was committed, but the table could not be read after it "
                 f"({error}). Run again: the table's position decides."
-            ) from error
+            )
+        return Done()
 
 
 def tagged(action: dict[str, Any], tags: Mapping[str, str]) -> dict[str, Any]:

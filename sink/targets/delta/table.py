@@ -25,8 +25,9 @@ from sink.targets.delta.state import DeltaState
 from sink.targets.delta.upkeep import DeltaUpkeep
 from sink.targets.locations import in_one_form
 from sink.targets.notes import REWRITE
+from sink.targets.retries import Retries
 from sink.targets.upkeep_values import UpkeepFacts
-from sink.targets.values import LiveFile, TableChanges, TouchedFiles, WrittenDeletes
+from sink.targets.values import ChangeSet, LiveFile, Outcome, Rewrite, TableChanges, TouchedFiles, WrittenDeletes
 
 log = logging.getLogger("rowdelta")
 
@@ -53,7 +54,7 @@ class DeltaTable(DeltaState):
 
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
-        self.committer().store(prefix, key, value)
+        self._committer.store(prefix, key, value)
 
     def facts(self) -> UpkeepFacts | None:
         files = counted(self)
@@ -91,8 +92,18 @@ class DeltaTable(DeltaState):
             log.info("%s: others committed while its columns were changed: %s", self.name, error)
         self.refresh()
 
-    def committer(self, *, newest_if_in_doubt: bool = False) -> DeltaCommitter:
-        return DeltaCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
+    @cached_property
+    def _committer(self) -> DeltaCommitter:
+        return DeltaCommitter(self)
+
+    def commit(self, request: ChangeSet | Rewrite) -> Outcome:
+        return self._committer.rewrite(request) if isinstance(request, Rewrite) else self._committer.commit(request)
+
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
+        return self._committer.reset(prefix, state, kept, empty=empty)
+
+    def retries(self) -> Retries:
+        return self._committer.retries()
 
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
         types = {column.name: column.type.simpleString() for column in self.columns()}

@@ -25,9 +25,9 @@ from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.state import Layout
+from sink.targets.own_position import check_idle, own_position
 from sink.targets.retries import Retries
-from sink.targets.seam import Committer
-from sink.targets.values import OF_POSITION, ChangeSet, CommitUnknownError, Rewrite, TableChangedError
+from sink.targets.values import OF_POSITION, ChangeSet, Done, Outcome, Refused, Rewrite, Unknown
 
 log = logging.getLogger("rowdelta")
 
@@ -58,11 +58,10 @@ class _Staged:
     before: str | None
 
 
-class IcebergCommitter(Committer):
+class IcebergCommitter:
     """Commits row deltas and rewrites to one table."""
 
-    def __init__(self, table: JavaTable, *, newest_if_in_doubt: bool = False) -> None:
-        super().__init__(table, newest_if_in_doubt=newest_if_in_doubt)
+    def __init__(self, table: JavaTable) -> None:
         self._table = table
         self._everything = table.iceberg.expressions.Expressions.alwaysTrue()
         # The last commit's deletion vectors. The next commit replaces most of them, and to make one again would take
@@ -71,7 +70,6 @@ class IcebergCommitter(Committer):
         self._login_refused = False
 
     def retries(self) -> Retries:
-        """The retries of one micro-batch."""
         properties = self._table.spec.properties_by_name
         return Retries(
             self._table.name,
@@ -81,24 +79,31 @@ class IcebergCommitter(Committer):
             ", or raise the table property commit.retry.num-retries",
         )
 
-    def commit_once(self, request: ChangeSet, base: int | None) -> Exception | None:
+    def commit(self, request: ChangeSet) -> Outcome:
+        """See `Table.commit`."""
         try:
-            staged = self._stage(request, base)
+            staged = self._stage(request)
         except JAVA_ERRORS as error:  # nothing was sent
             refusal: Exception = error
         else:
+            if isinstance(staged, Refused):
+                return staged
             settled = self._settle(staged)
             if settled is None:
                 self._login_refused = False
-                self._see_committed(request, staged)
-                return None
+                return self._see_committed(request, staged)
+            if isinstance(settled, Unknown):
+                return settled
             refusal = settled
         if java_class(refusal) == NOT_AUTHORIZED and not self._login_refused:
             self._login_refused = True
-            return refusal  # before the next attempt the table is refreshed, which logs in again
+            # before the next attempt the table is refreshed, which logs in again
+            return Refused(java_message(refusal), again="send")
         if java_class(refusal) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(refusal):
             # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
-            self._check_layout(request)
+            other = self._other_layout(request)
+            if other is not None:
+                return other
             if java_class(refusal) == "NotFoundException":
                 self._table.refresh()  # if the table is gone, this says so
                 raise TemporaryError(
@@ -107,38 +112,37 @@ class IcebergCommitter(Committer):
                     "removed it: restore it, or roll the table back."
                 )
             raise table_error(self._table.name, refusal) from None
-        return refusal
+        return Refused(java_message(refusal), again="send")
 
-    def _check_layout(self, request: ChangeSet) -> None:
-        """:raises TableChangedError: the files are for another schema, spec or format version than the table has."""
+    def _other_layout(self, request: ChangeSet) -> Refused | None:
+        """A refusal if the files are for another schema, spec or format version than the table has."""
         layout, wanted = self._table.layout, request.written_for
         if not isinstance(wanted, Layout):
-            return
+            return None
         if wanted.spec_id != layout.spec_id:
             # deletes are for partitions of the old spec, and don't apply to rows that others moved to the new one
-            raise TableChangedError("the table was partitioned in another way")
+            return Refused("the table was partitioned in another way")
         if wanted.schema_id != layout.schema_id:
-            raise TableChangedError("the table has other columns")
+            return Refused("the table has other columns")
         if wanted.format_version != layout.format_version:
-            raise TableChangedError("the table has another format version")
+            return Refused("the table has another format version")
+        return None
 
-    def _see_committed(self, request: ChangeSet, staged: _Staged) -> None:
-        """Take the table as the commit has left it.
-
-        :raises CommitUnknownError: it was committed, and the catalog doesn't answer any more. The files stay.
-        """
+    def _see_committed(self, request: ChangeSet, staged: _Staged) -> Done | Unknown:
+        """Take the table as the commit has left it. `Unknown` if the catalog doesn't answer any more."""
         try:
             self._table.look()
             committed = self._table.snapshot(staged.snapshot)
         except JAVA_ERRORS as error:
-            raise CommitUnknownError(
+            return Unknown(
                 f"{self._table.name}: the commit went through, but the table could not be read after it "
                 f"({java_message(error)}). Run again: the table's position decides."
-            ) from None
+            )
         if committed is not None and committed.sequence_number != staged.sequence_number:
             self.settle(request.prefix)
+        return Done()
 
-    def _stage(self, request: ChangeSet, base: int | None) -> _Staged:
+    def _stage(self, request: ChangeSet) -> _Staged | Refused:
         table = self._table
         name = f"{request.prefix}.position"
         stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
@@ -146,10 +150,12 @@ class IcebergCommitter(Committer):
             stored["index"] = request.index.stored
         transaction = table.java.newTransaction()  # of metadata that it reads anew
         table.look()
-        self._check_layout(request)
-        self._check_reach(request)
+        refused = self._other_layout(request) or self._out_of_reach(request)
+        if refused is not None:
+            return refused
         # a table that was replaced meanwhile may have no snapshot, and then Iceberg validates nothing
-        self.own_position(request.prefix, request.previous_operation)
+        in_doubt = request.newest_if_in_doubt
+        own_position(table, request.prefix, request.previous_operation, newest_if_in_doubt=in_doubt)
         before = table.property(name)
         properties = table.taken_back(request.prefix) | dict(request.properties)
         known = {part: f"{request.prefix}.{part}" for part in OF_POSITION}
@@ -159,8 +165,8 @@ class IcebergCommitter(Committer):
         for key, value in request.summary.items():
             changes = changes.set(key, value)
         changes = changes.set(name, json.dumps(stored | {"state": state}))
-        if base is not None:
-            changes = changes.validateFromSnapshot(base)
+        if request.base_snapshot is not None:
+            changes = changes.validateFromSnapshot(request.base_snapshot)
         changes.commit()
         snapshot = table.snapshot_of(transaction.table().currentSnapshot())
         number, sequence_number = snapshot.snapshot_id, snapshot.sequence_number
@@ -170,18 +176,19 @@ class IcebergCommitter(Committer):
         for key, value in properties.items():
             update = update.set(key, value)
         update.commit()
-        return _Staged(transaction, base, number, sequence_number, name, text, before)
+        return _Staged(transaction, request.base_snapshot, number, sequence_number, name, text, before)
 
-    def _check_reach(self, request: ChangeSet) -> None:
+    def _out_of_reach(self, request: ChangeSet) -> Refused | None:
         """Under a partitioned spec, an equality delete applies to data files of the same spec only (spec, "Scan
         Planning"). Others may write under older ones, also in commits that Iceberg takes for no conflict.
 
-        :raises TableChangedError: equality deletes of the request don't apply to rows that others have written.
+        :return: a refusal if equality deletes of the request don't apply to rows that others have written.
         """
         own = (json.loads(file) for file in request.files)
         specs = {file["spec-id"] for file in own if file["content"] == FileContent.EQUALITY_DELETES.value}
         if specs - {self._table.spec.unpartitioned_spec_id} and self._table.needs_global_deletes():
-            raise TableChangedError("there are rows of another partition spec, which equality deletes don't reach")
+            return Refused("there are rows of another partition spec, which equality deletes don't reach")
+        return None
 
     def _row_delta(self, transaction: JavaObject, request: ChangeSet) -> JavaObject:
         """New files, and deletes of earlier rows."""
@@ -232,13 +239,11 @@ class IcebergCommitter(Committer):
     def _send(self, staged: _Staged) -> None:
         staged.transaction.commitTransaction()
 
-    def _settle(self, staged: _Staged) -> Exception | None:
-        """Send the transaction. Returns the refusal if it is certain that nothing was committed, and None if it was.
+    def _settle(self, staged: _Staged) -> Exception | Unknown | None:
+        """Send the transaction. Returns the error if it is certain that nothing was committed, and None if it was.
 
         A refusal alone isn't certain: if the answer to a request was lost, the client sends the request again, and then
         our own first commit is the reason for the refusal.
-
-        :raises CommitUnknownError: neither the catalog nor the table can tell.
         """
         try:
             self._send(staged)
@@ -257,10 +262,10 @@ class IcebergCommitter(Committer):
                     return error
             # without Iceberg's own advice, which follows: with a position in the table nothing is applied twice
             reason = java_message(error).partition("\n")[0]
-            raise CommitUnknownError(
+            return Unknown(
                 f"{self._table.name}: it is unknown whether the commit went through ({reason}). Its files are kept. "
                 "Run again: the table's position decides."
-            ) from None
+            )
         return None
 
     def _is_committed(self, staged: _Staged) -> bool:
@@ -303,42 +308,43 @@ class IcebergCommitter(Committer):
         except (TableError, TemporaryError) as error:  # the next start tries again; only a rollback until then needs it
             log.info("the sequence number could not be stored: %s", error)
 
-    def rewrite(self, request: Rewrite) -> None:
-        """Try to commit once. Nothing is lost if a rewrite has to wait for the next time.
-
-        :raises TableChangedError: rows of the replaced files were deleted meanwhile, or files are gone.
-        :raises CommitUnknownError: see `commit`.
+    def rewrite(self, request: Rewrite) -> Outcome:
+        """See `Table.commit`. It is refused if rows of the replaced files were deleted meanwhile, or files are gone.
+        Nothing is lost if a rewrite has to wait for the next time.
         """
         try:
             staged = self._stage_rewrite(request)
         except JAVA_ERRORS as error:  # staging failed, so nothing was sent
-            raise TableChangedError(java_message(error)) from None
-        refusal = self._settle(staged)
-        if refusal is not None:
-            raise TableChangedError(java_message(refusal))
+            return Refused(java_message(error))
+        if isinstance(staged, Refused):
+            return staged
+        settled = self._settle(staged)
+        if settled is None or isinstance(settled, Unknown):
+            return settled or Done()
+        return Refused(java_message(settled))
 
-    def reset_once(
-        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool
-    ) -> Exception | None:
-        """Iceberg would apply a transaction that was begun before to the table without its position, since a change of
-        properties conflicts with nothing. So this adds a data file without rows and removes it: a commit that is
-        validated from an earlier snapshot is in conflict with it (`validateNoConflictingDataFiles`).
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
+        """See `Table.reset`. Iceberg would apply a transaction that was begun before to the table without its position,
+        since a change of properties conflicts with nothing. So this adds a data file without rows and removes it: a
+        commit that is validated from an earlier snapshot is in conflict with it (`validateNoConflictingDataFiles`).
         """
         table = self._table
         created: list[str] = []
         try:
             staged = self._stage_reset(prefix, state, kept, empty=empty, created=created)
-            refusal = self._settle(staged)
+            settled = self._settle(staged)
         except JAVA_ERRORS as error:  # nothing was sent
-            refusal = error
-        if refusal is None:
+            settled = error
+        if isinstance(settled, Unknown):
+            return settled
+        if settled is None:
             table.look()
-            return None
+            return Done()
         for path in created:
             table.spec.io.delete(path)
-        if java_class(refusal) in ("ValidationException", "CommitFailedException"):
-            return refusal
-        raise table_error(table.name, refusal) from None
+        if java_class(settled) in ("ValidationException", "CommitFailedException"):
+            return Refused(java_message(settled), again="send")
+        raise table_error(table.name, settled) from None
 
     def _stage_reset(
         self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool, created: list[str]
@@ -346,7 +352,7 @@ class IcebergCommitter(Committer):
         table = self._table
         transaction = table.java.newTransaction()
         table.look()
-        self.check_idle(prefix, state)
+        check_idle(table, prefix, state)
         base = table.snapshot_id()
         if base is not None:
             mark = self._file_without_rows(created)
@@ -383,12 +389,12 @@ class IcebergCommitter(Committer):
         builder = table.iceberg.DataFiles.builder(table.java.spec()).withPath(path).withFormat("PARQUET")
         return builder.withFileSizeInBytes(found.size).withRecordCount(0).build()
 
-    def _stage_rewrite(self, request: Rewrite) -> _Staged:
+    def _stage_rewrite(self, request: Rewrite) -> _Staged | Refused:
         table, name = self._table, f"{request.prefix}.index"
         transaction = table.java.newTransaction()
         table.look()
         if table.layout != request.written_for:
-            raise TableChangedError("the table was altered")
+            return Refused("the table was altered")
         before = table.property(name)
         # Iceberg (1.11) forgets to remove some vectors of removed data files
         removed = [*request.replaced, *map(table.content_file, request.index.removed)]

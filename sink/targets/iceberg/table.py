@@ -23,7 +23,8 @@ from sink.targets.iceberg.reader import IcebergReader
 from sink.targets.iceberg.touched_files import touched_files
 from sink.targets.iceberg.upkeep import IcebergUpkeep
 from sink.targets.locations import in_one_form
-from sink.targets.values import LiveFile, TableChanges, TouchedFiles, WrittenDeletes
+from sink.targets.retries import Retries
+from sink.targets.values import ChangeSet, LiveFile, Outcome, Rewrite, TableChanges, TouchedFiles, WrittenDeletes
 
 _ATTEMPTS = 5
 """To add a spec, while others commit."""
@@ -36,6 +37,7 @@ class IcebergTable(JavaTable):
         self, spark: SparkSession, name: str, table: JavaObject, load: Callable[[], JavaObject] | None = None
     ) -> None:
         super().__init__(spark, name, table, load)
+        self._committer = IcebergCommitter(self)
         self._upkeep = IcebergUpkeep(self)
         self._reader = IcebergReader(self)
 
@@ -108,8 +110,17 @@ class IcebergTable(JavaTable):
         addition.commit()
         transaction.commitTransaction()
 
-    def committer(self, *, newest_if_in_doubt: bool = False) -> IcebergCommitter:
-        return IcebergCommitter(self, newest_if_in_doubt=newest_if_in_doubt)
+    def commit(self, request: ChangeSet | Rewrite) -> Outcome:
+        return self._committer.rewrite(request) if isinstance(request, Rewrite) else self._committer.commit(request)
+
+    def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
+        return self._committer.reset(prefix, state, kept, empty=empty)
+
+    def retries(self) -> Retries:
+        return self._committer.retries()
+
+    def settle(self, prefix: str) -> None:
+        self._committer.settle(prefix)
 
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
         schema, spec = self.spec.iceberg_schema, self.spec
