@@ -356,9 +356,7 @@ class TableSink:
             # is checked here.
             own_position(self.table, self._prefix, self._operation)
             self._base = self.table.snapshot_id()
-            self._global_deletes = self.table.needs_global_deletes()
-        self._prepare_global_deletes()
-        self._replan_if_altered()
+        self._follow_table()
         logs.note_snapshot(self._base)
 
     def commit(self, pending: Pending) -> Written:
@@ -705,8 +703,7 @@ class TableSink:
         """
         self.table.refresh()
         own_position(self.table, self._prefix, self._operation)
-        self._see_partition_specs()
-        self._replan_if_altered()
+        self._follow_table()
         self._adopt(self._operation)
 
     def _forget_index(self, error: IndexLostError) -> None:
@@ -728,21 +725,17 @@ class TableSink:
         :raises RolledBackError: the table was rolled back to another operation.
         """
         self._stored = own_position(self.table, self._prefix, operation)
-        base, self._base = self._base, self.table.snapshot_id()
-        if base is None or self.table.parent_snapshot_id() != base:
-            # Others committed, perhaps under another spec. To find out costs a read of the manifest list, so it isn't
-            # done after the sink's own commits.
-            self._global_deletes = self.table.needs_global_deletes()
+        self._base = self.table.snapshot_id()
 
-    def _see_partition_specs(self) -> None:
-        """Find out whether there are rows that deletes by value reach only if they are global."""
-        self._global_deletes = self.table.needs_global_deletes()
+    def _follow_table(self) -> None:
+        """See what others have changed of the table's metadata."""
         self._prepare_global_deletes()
+        self._replan_if_altered()
 
     def _prepare_global_deletes(self) -> None:
-        is_needed = self._global_deletes or needs_global_deletes(self.plan)
-        if is_needed and deletes_by_value(self.plan.section) and not self._is_guest:  # guests write none
-            self.table.prepare_global_deletes()
+        if deletes_by_value(self.plan.section) and not self._is_guest:  # guests write none
+            is_needed = needs_global_deletes(self.plan)
+            self._global_deletes = self.table.prepare_global_deletes(always=is_needed)
 
     def _check_new_properties(self) -> None:
         if self.table.spec.properties_by_name.keys() != self._spec.properties_by_name.keys():
@@ -758,7 +751,7 @@ class TableSink:
         self.plan = plan_table(self._engine.catalogs, self._config, self._resolved, self.table)
         if self._source_tables is not None:
             self.plan = replace(self.plan, changelog=self._source_tables.of(self.plan.changelog))
-        self._see_partition_specs()
+        self._prepare_global_deletes()
         self._task_plans = TaskPlans(self._config, self.plan, self._dead_letters)
         self._writer.follow(self.plan, self._task_plans)
         self._spec, self._layout = self.table.spec, self.table.layout
@@ -919,13 +912,7 @@ class TableSink:
             defaults = new_defaults(self.plan, observed, changes)
             self.table.refresh()
             if not self._is_altered():  # else others altered it; compare with their schema first
-                kept = {
-                    name: value
-                    for name, value in defaults.items()
-                    if (dtype := changes[name]) and self.table.keeps_default(dtype)
-                }
-                self.table.evolve(changes, kept)
-                self._tell_defaults(defaults, kept)
+                self._tell_defaults(defaults, self.table.evolve(changes, defaults))
             raise SchemaEvolvedError
 
     def _tell_defaults(self, defaults: Mapping[str, Any], kept: Mapping[str, Any]) -> None:

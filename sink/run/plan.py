@@ -147,8 +147,6 @@ def open_table(
         table.check_writable(appends=section.mode == "append", copies=section.copies)
     else:
         check_tells_rows_apart(config, key, table, spark)
-    if deletes_by_value(section) and (needs_global_deletes(plan) or table.needs_global_deletes()):
-        table.prepare_global_deletes()
     return table, plan, key
 
 

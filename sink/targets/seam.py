@@ -169,10 +169,6 @@ class Table(TableView):
         """Whether the current state has no live data file."""
 
     @abstractmethod
-    def parent_snapshot_id(self) -> int | None:
-        """Id of the state before the current one."""
-
-    @abstractmethod
     def own_state(self, prefix: str) -> Mapping[str, str]:
         """What a sink has stored in the table, by the last part of the property's name."""
 
@@ -185,25 +181,20 @@ class Table(TableView):
         """
 
     @abstractmethod
-    def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> None:
+    def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add columns, widen columns, or (None) make them optional, in one commit. If others commit meanwhile, nothing
         changes: the next attempt at the micro-batch finds out what is still missing.
 
-        :param defaults: of new columns, as `changelog.values.defaults.default_of` gives them: earlier rows have them.
-            Only those that the table keeps (`keeps_default`).
+        :param defaults: of new columns, as `changelog.values.defaults.default_of` gives them.
+        :return: those of them that earlier rows have, as far as the format can.
         :raises TableError: the format refuses the change.
         """
 
-    def keeps_default(self, dtype: "T.DataType") -> bool:
-        """Whether a new column of a type can have a value in earlier rows."""
+    def prepare_global_deletes(self, *, always: bool) -> bool:
+        """Make the table such that equality deletes can apply to all of its partitions: `always`, or if it has rows
+        that were partitioned in another way. Returns whether it has, so that all of them must be global.
+        """
         return False
-
-    def needs_global_deletes(self) -> bool:
-        """Whether a key's old row may be in a partition that its values don't tell (equality deletes)."""
-        return False
-
-    def prepare_global_deletes(self) -> None:
-        """Make the table such that equality deletes can apply to all of its partitions."""
 
     @abstractmethod
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:

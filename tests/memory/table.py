@@ -224,9 +224,6 @@ class MemoryTable(Table):
     def snapshot_id(self) -> int | None:
         return self.seen
 
-    def parent_snapshot_id(self) -> int | None:
-        return self.store.snapshots[self.seen].parent if self.seen is not None else None
-
     def is_empty(self) -> bool:
         return not self.files
 
@@ -387,7 +384,7 @@ class MemoryTable(Table):
     def reader(self) -> Reader:
         raise NotImplementedError
 
-    def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> None:
+    def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> Mapping[str, Any]:
         raise NotImplementedError
 
 

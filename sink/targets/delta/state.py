@@ -148,9 +148,6 @@ class DeltaState(Table):
     def snapshot_id(self) -> int:
         return self._snapshot.version
 
-    def parent_snapshot_id(self) -> int | None:
-        return self._snapshot.version - 1 if self._snapshot.version else None
-
     def last_commit(self) -> LastCommit:
         live = self.live
         with_vectors = sum("deletionVector" in add for add in live.values())

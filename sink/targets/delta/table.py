@@ -71,7 +71,7 @@ class DeltaTable(DeltaState):
             rewritten_files=int(last.notes[REWRITE]) if last else 0,
         )
 
-    def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> None:
+    def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
         struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))
         fields = {field.name: field for field in struct}
         for name, dtype in changes.items():
@@ -91,6 +91,7 @@ class DeltaTable(DeltaState):
         except CommitRefusedError as error:
             log.info("%s: others committed while its columns were changed: %s", self.name, error)
         self.refresh()
+        return {}
 
     @cached_property
     def _committer(self) -> DeltaCommitter:

@@ -138,8 +138,10 @@ class IcebergCommitter:
                 f"{self._table.name}: the commit went through, but the table could not be read after it "
                 f"({java_message(error)}). Run again: the table's position decides."
             )
-        if committed is not None and committed.sequence_number != staged.sequence_number:
-            self.settle(request.prefix)
+        if committed is not None:
+            self._table.took(committed)
+            if committed.sequence_number != staged.sequence_number:
+                self.settle(request.prefix)
         return Done()
 
     def _stage(self, request: ChangeSet) -> _Staged | Refused:
@@ -186,7 +188,7 @@ class IcebergCommitter:
         """
         own = (json.loads(file) for file in request.files)
         specs = {file["spec-id"] for file in own if file["content"] == FileContent.EQUALITY_DELETES.value}
-        if specs - {self._table.spec.unpartitioned_spec_id} and self._table.needs_global_deletes():
+        if specs - {self._table.spec.unpartitioned_spec_id} and self._table.has_other_specs():
             return Refused("there are rows of another partition spec, which equality deletes don't reach")
         return None
 

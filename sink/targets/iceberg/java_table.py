@@ -79,6 +79,7 @@ class JavaTable(Bridge, IcebergState, Table):
         self._view: _View | None = None
         self._written: _Stable | None = None
         self._taken_back: dict[str, tuple[str, Mapping[str, str]]] = {}
+        self._other_specs: tuple[tuple[int | None, int], bool] | None = None
         self.look()
 
     def refresh(self) -> None:
@@ -269,13 +270,26 @@ class JavaTable(Bridge, IcebergState, Table):
         current = self.current_snapshot()
         return current is None or current.summary.get("total-data-files") == "0"
 
-    def needs_global_deletes(self) -> bool:
-        """Whether a data manifest was written under another spec than the current one. Reads only the manifest list."""
-        snapshot = self.java.currentSnapshot()
+    def has_other_specs(self) -> bool:
+        """Whether a data manifest was written under another spec than the current one. Reads only the manifest list,
+        and not after commits of this object (`took`).
+        """
+        snapshot, spec_id = self.java.currentSnapshot(), self.spec.current_spec_id
         if snapshot is None or len(self.spec.specs) == 1:
             return False
-        manifests = self.elements(snapshot.dataManifests(self.java.io()))
-        return any(int(m.partitionSpecId()) != self.spec.current_spec_id for m in manifests)
+        state = int(snapshot.snapshotId()), spec_id
+        if self._other_specs is None or self._other_specs[0] != state:
+            manifests = self.elements(snapshot.dataManifests(self.java.io()))
+            self._other_specs = state, any(int(m.partitionSpecId()) != spec_id for m in manifests)
+        return self._other_specs[1]
+
+    def took(self, commit: Snapshot) -> None:
+        """Know that a commit of this object wrote its files under the current spec, so that it changed nothing for
+        `has_other_specs`.
+        """
+        spec_id = self.spec.current_spec_id
+        if self._other_specs is not None and self._other_specs[0] == (commit.parent_id, spec_id):
+            self._other_specs = (commit.snapshot_id, spec_id), self._other_specs[1]
 
     def property(self, name: str) -> str | None:
         properties = self._known_view().properties

@@ -44,18 +44,12 @@ class IcebergTable(JavaTable):
     def expired_snapshots(self) -> ExpiredSnapshots:
         return ExpiredSnapshots(self)
 
-    def keeps_default(self, dtype: T.DataType) -> bool:
+    def _keeps_default(self, dtype: T.DataType | None) -> bool:
         # Iceberg 1.11 can't read files with the column then: "Cannot cast default value to long"
-        return self.spec.format_version >= 3 and not isinstance(dtype, T.DecimalType)
+        return self.spec.format_version >= 3 and dtype is not None and not isinstance(dtype, T.DecimalType)
 
-    def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> None:
-        """Add columns, widen columns, or (None) make them optional, in one commit without a snapshot.
-
-        If others commit meanwhile, nothing changes. The next attempt at the micro-batch finds out what is still
-        missing.
-
-        :raises TableError: Iceberg refuses the change.
-        """
+    def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
+        kept = {name: value for name, value in defaults.items() if self._keeps_default(changes[name])}
         schema = self.java.schema()
         update = self.java.updateSchema()
         try:
@@ -70,7 +64,7 @@ class IcebergTable(JavaTable):
                 iceberg_type = wanted.columns().get(0).type()
                 if schema.findField(name) is None:
                     lit = self.iceberg.expressions.Expressions.lit
-                    default = (None, lit(defaults[name])) if name in defaults else ()
+                    default = (None, lit(kept[name])) if name in kept else ()
                     update = update.addColumn(None, name, iceberg_type, *default)
                 else:
                     update = update.updateColumn(name, iceberg_type)
@@ -79,21 +73,24 @@ class IcebergTable(JavaTable):
             if java_class(error) != "CommitFailedException":
                 raise table_error(self.name, error) from None
         self.refresh()
+        return kept
 
-    def prepare_global_deletes(self) -> None:
+    def prepare_global_deletes(self, *, always: bool) -> bool:
         """Add an unpartitioned spec to the history of a partitioned table. Equality deletes under it are global.
 
         The current spec stays the same: one transaction removes its fields and adds them again.
         """
+        has_others = self.has_other_specs()
         for attempt in range(1, _ATTEMPTS + 1):
-            if self.spec.unpartitioned_spec_id is not None:
-                return
+            if self.spec.unpartitioned_spec_id is not None or not (has_others or always):
+                break
             try:
                 self._add_unpartitioned_spec()
             except JAVA_ERRORS as error:  # another commit may have come in between
                 if java_class(error) != "CommitFailedException" or attempt == _ATTEMPTS:
                     raise table_error(self.name, error) from None
             self.refresh()
+        return has_others
 
     def _add_unpartitioned_spec(self) -> None:
         transaction = self.java.newTransaction()
