@@ -201,6 +201,7 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
         "others_commit_between_look_up_and_commit[before",
         "a_busy_writer_does_not_starve",
     ],
+    "delta/test_versions.py": ["the_whole_way[cluster_by]"],
     "faults/test_connect.py": ["*"],
     "faults/test_executors.py": ["*"],
     "faults/test_machine.py": ["a_full_disk[state of sink", "a_full_disk[local", "a_full_disk[index"],

@@ -116,11 +116,10 @@ KEYS: dict[str, list[Any]] = {
     ("partition_by", "readers"),
     [
         ((), ("delta-rs", "DuckDB", "polars")),
-        (("bigint", "decimal(38,10)"), ("delta-rs", "DuckDB", "polars")),
         # but binary, which is refused; polars has other values of such partition columns
         (tuple(name for name in KEYS if name != "binary"), ("delta-rs", "DuckDB")),
     ],
-    ids=["not partitioned", "by numbers", "by all types"],
+    ids=["not partitioned", "by all types"],
 )
 def test_key_types(
     spark: SparkSession, tmp_path: Path, partition_by: tuple[str, ...], readers: tuple[str, ...]

@@ -163,8 +163,10 @@ COMMITS: dict[str, Callable[[Amoro], None]] = {
 }
 
 
-@pytest.mark.parametrize("when", ["before the look-up", "before the commit"])
-@pytest.mark.parametrize("left", ["position deletes", "equality deletes of another writer"])
+@pytest.mark.parametrize(
+    ("left", "when"),
+    [("position deletes", "before the commit"), ("equality deletes of another writer", "before the look-up")],
+)
 @pytest.mark.parametrize("commit", COMMITS)
 def test_what_amoro_commits(
     spark: SparkSession, tmp_path: Path, commit: str, left: str, when: str, caplog: pytest.LogCaptureFixture

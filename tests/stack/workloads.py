@@ -25,7 +25,7 @@ CREATE TABLE pgbench_history (tid int, bid int, aid int, delta int, mtime timest
 ALTER TABLE pgbench_history REPLICA IDENTITY FULL;
 INSERT INTO pgbench_branches VALUES (1, 0);
 INSERT INTO pgbench_tellers SELECT n, 1, 0 FROM generate_series(1, 10) n;
-INSERT INTO pgbench_accounts SELECT n, 1, 0, '' FROM generate_series(1, 100000) n;
+INSERT INTO pgbench_accounts SELECT n, 1, 0, '' FROM generate_series(1, 10000) n;
 """
 """The tables of pgbench, PostgreSQL's own benchmark."""
 TPC_B = [
@@ -94,7 +94,7 @@ def run_bank(postgres: Postgres, transactions: int, clients: int = 2, rate: int 
             for done in range(transactions // clients):
                 if rate is not None:
                     time.sleep(max(0, started + done * clients / rate - time.monotonic()))
-                ends = {"aid": 100_000, "tid": 10}
+                ends = {"aid": 10_000, "tid": 10}
                 values = {"delta": chance.randint(-5000, 5000)} | {key: chance.randint(1, ends[key]) for key in ends}
                 with connection.transaction():
                     for statement in TPC_B:
