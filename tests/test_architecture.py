@@ -176,28 +176,32 @@ def test_a_run_does_not_know_who_watches_it() -> None:
     assert not {name for name in told if name.startswith(("pyspark", "py4j", "sink.run"))}
 
 
-DRIVER = ("microbatch", "keyindex", "minor_compaction", "attempt", "engine", "written", "observer")
-"""The modules of `sink.run` that decide about a table. What runs its tasks is behind `sink.run.engine`."""
+RUNS_TASKS = [f"sink.spark.{name}" for name in ("engine", "exchange", "joint", "tasks", "writing", "keyreading")]
+"""Is behind `sink.run.engine`."""
+TYPES = ("pyspark.sql.types", "pyspark.sql.pandas.types")
+MAY_KNOW = {
+    "pipeline": ("pyspark", "py4j"),  # starts Spark's streaming queries, and waits for them
+    "supervisor": ("sink.spark.engine", "sink.spark.joint"),  # chooses the engine
+}
 
 
-@pytest.mark.parametrize("module", DRIVER)
-def test_what_decides_about_a_table_does_not_know_what_runs_its_tasks(module: str) -> None:
-    """But for types. So tests run it without Spark (`tests/memory`)."""
+@pytest.mark.parametrize("module", [file.stem for file in (ROOT / "sink" / "run").glob("*.py")])
+def test_what_decides_does_not_know_what_runs_its_tasks(module: str) -> None:
+    """But for types, and types of columns. So tests run it without Spark (`tests/memory`)."""
     tree = ast.parse((ROOT / "sink" / "run" / f"{module}.py").read_text(encoding="utf-8"))
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     ]
-    names = {str(node.module) for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)}
-    names |= {alias.name for node in ast.walk(tree) if isinstance(node, ast.Import) for alias in node.names}
-    unknown = (
-        "pyspark",
-        "py4j",
-        "sink.spark.engine",
-        "sink.spark.writing",
-        "sink.spark.keyreading",
-        "sink.spark.exchange",
-    )
-    assert {name for name in names if f"{name}.".startswith(tuple(f"{part}." for part in unknown))} == set()
+    names = {
+        name
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Import | ast.ImportFrom)
+        for alias in node.names
+        for name in [f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name]
+    }
+    unknown, known = ("pyspark", "py4j", *RUNS_TASKS), (*TYPES, *MAY_KNOW.get(module, ()))
+    found = {name for name in names if f"{name}.".startswith(tuple(f"{part}." for part in unknown))}
+    assert {name for name in found if not f"{name}.".startswith(tuple(f"{part}." for part in known))} == set()
 
 
 @pytest.mark.parametrize("target", ["delta", "iceberg"])

@@ -10,6 +10,7 @@ from changelog.values.defaults import without_default
 from changelog.values.encoded import MAYBE_BASE64
 from sink.config import TableSection
 from sink.errors import ConfigError
+from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.versions import parse_ddl
 
 
@@ -53,11 +54,9 @@ def parse_type(text: str, path: str) -> T.DataType:
 
     :raises ConfigError: the text isn't such a type.
     """
-    from pyspark.errors import PySparkException
-
     try:
         return parse_ddl(text)
-    except (PySparkException, ValueError):
+    except (*SPARK_ERRORS, ValueError):
         raise ConfigError(
             f"{path}: got {text!r}, expected a Spark SQL type such as bigint, string, decimal(12,2) or timestamp"
         ) from None

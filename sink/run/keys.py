@@ -11,14 +11,13 @@ may state other keys too. The sink itself never sets it, so SQL can in each form
 
 The configuration can't change the key of a table by itself: under a narrower key one change would remove all rows that
 share it. `rowdelta.<sink id>.new-key` (`["id"]`) is the user's word for it. Then, and where a table has rows and no
-stored key, `check_tells_rows_apart` looks before anything is committed.
+stored key, `sink.spark.duplicate_keys` looks before anything is committed.
 """
 
 import json
 import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
 
 from changelog.decoding import StatedKeys
 from sink.config import Config, TableSection
@@ -26,12 +25,8 @@ from sink.config.options import MisplacedError, did_you_mean
 from sink.errors import ConfigError, NoMessagesError, TableError
 from sink.run.inference import Sample
 from sink.run.patterns import ResolvedTable
-from sink.spark.expressions import quoted
 from sink.targets.own_state import property_prefix
-from sink.targets.seam import Table, TableView
-
-if TYPE_CHECKING:
-    from pyspark.sql import SparkSession
+from sink.targets.seam import TableView
 
 log = logging.getLogger("rowdelta")
 
@@ -148,30 +143,6 @@ def _check_new_key(config: Config, section: TableSection, path: str, table: Tabl
         f"anew under the new key; or, if {shown(section.key)} tells the rows apart that are there, say so "
         f"in SQL and run again: ALTER TABLE {section.target} SET TBLPROPERTIES ('{name}' = '{new}')."
     )
-
-
-def check_tells_rows_apart(config: Config, key: TableKey, table: Table, spark: "SparkSession") -> None:
-    """Look for rows that share a key, where nothing else says that there are none: in a table that others have filled,
-    and in one whose key is new. A row with a NULL in its key is never found by it, so it doesn't count.
-
-    :raises TableError: one change of such a key would remove all these rows.
-    """
-    text = table.property(property_name(config))
-    known = () if text is None else TableKey.from_json(text).columns
-    if not key.columns or table.is_empty() or set(key.columns) in (set(known), set(table.identifiers())):
-        return
-    log.info("%s: looking whether %s tells its rows apart", table.name, shown(key.columns))
-    rows = table.reader().frame(spark).select(*(quoted(name) for name in key.columns)).na.drop()
-    from pyspark.sql import functions as F  # without a session, nothing needs it
-
-    several = rows.groupBy(*(quoted(name) for name in key.columns)).count().where("count > 1")
-    found = several.agg(F.count("*"), F.max("count")).collect()[0]
-    if found[0]:
-        raise TableError(
-            f"{table.name}: {found[0]:,} keys ({shown(key.columns)}) have several rows, at most {found[1]:,}. One "
-            "change of such a key would remove all of them. Nothing was applied. Name the columns that tell the rows "
-            "apart in key, or remove the rows that are too many."
-        )
 
 
 def with_key(resolved: ResolvedTable, key: TableKey) -> ResolvedTable:

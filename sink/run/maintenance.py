@@ -13,10 +13,7 @@ from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from functools import partial
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from changelog.amounts import amount
 from sink import logs
@@ -28,13 +25,17 @@ from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
+from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.session import MAINTENANCE_POOL, activate
 from sink.targets.upkeep_values import CompactionFailedError, CompactionLimits
 from sink.targets.values import CommitUnknownError
 
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
 log = logging.getLogger("rowdelta")
 
-_ERRORS = (RowdeltaError, PySparkException, Py4JError, OSError)
+_ERRORS = (RowdeltaError, *SPARK_ERRORS, OSError)
 """What may come of the table, its catalog or its store."""
 
 SECONDS = 5.0
@@ -83,7 +84,7 @@ class _Table:
 class Maintenance:
     """The thread that looks after a job's tables."""
 
-    def __init__(self, spark: SparkSession, config: Config, supervisor: Supervisor) -> None:
+    def __init__(self, spark: "SparkSession", config: Config, supervisor: Supervisor) -> None:
         self._spark = spark
         self._config = config
         self._supervisor = supervisor
@@ -108,7 +109,7 @@ class Maintenance:
         self._finishing.set()
         end = time.monotonic() + _STOP_SECONDS
         while self._thread.is_alive() and time.monotonic() < end:
-            with suppress(Py4JError, OSError):  # the JVM may have gone
+            with suppress(*SPARK_ERRORS, OSError):  # the JVM may have gone
                 self._spark.sparkContext.cancelJobsWithTag(MAINTENANCE_POOL)
             self._thread.join(0.5)
 
@@ -143,7 +144,7 @@ class Maintenance:
         try:
             yield
         finally:
-            with suppress(Py4JError, OSError):
+            with suppress(*SPARK_ERRORS, OSError):
                 for name in ("spark.scheduler.pool", "spark.jobGroup.id"):
                     context.setLocalProperty(name, None)  # type: ignore[arg-type]  # which removes it
                 context.removeJobTag(MAINTENANCE_POOL)

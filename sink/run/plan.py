@@ -4,10 +4,8 @@ import logging
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from changelog import formats
@@ -24,13 +22,16 @@ from sink.config import Config, TableSection
 from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.run.columns import column_type, parse_type, wanted_columns
-from sink.run.inference import Sample, SparkSample
-from sink.run.keys import TableKey, check_tells_rows_apart, property_name, table_key, with_key
+from sink.run.inference import Sample
+from sink.run.keys import TableKey, property_name, table_key, with_key
 from sink.run.patterns import ResolvedTable
 from sink.run.source_tables import SourceTables, source_tables_property
 from sink.run.table_plan import TablePlan
 from sink.sources.source import Position, Source
 from sink.spark.computed import check_computed
+from sink.spark.duplicate_keys import check_tells_rows_apart
+from sink.spark.java_errors import SPARK_ERRORS
+from sink.spark.sample import SparkSample
 from sink.spark.versions import parse_ddl
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
@@ -38,6 +39,9 @@ from sink.targets.loading import Tables
 from sink.targets.own_state import check_owner, creation_properties
 from sink.targets.seam import Table, TableView
 from sink.targets.values import NO_FLOATS
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("rowdelta")
 
@@ -110,7 +114,7 @@ def plan_table(
 
 
 def open_table(
-    spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source
+    spark: "SparkSession", config: Config, resolved: ResolvedTable, source: Source
 ) -> tuple[Table, TablePlan, TableKey]:
     """Open the target. Create it if it is missing.
 
@@ -277,7 +281,7 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
     for name, dtype in observed.items():
         try:
             types[name] = parse_ddl(column_type(dtype)) if dtype else None
-        except PySparkException:
+        except SPARK_ERRORS:
             # a name inside the type isn't an identifier, such as `$oid`
             raise TableError(
                 f"{target}: messages have a field {name!r} of type {dtype}, which no column can have. Name it in "

@@ -4,15 +4,16 @@ in use."""
 import logging
 import threading
 import time
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import SparkSession
+from typing import TYPE_CHECKING
 
 from sink.errors import RowdeltaError, summary
 from sink.run.observer import JvmMemory, LagsUnknown, Observer
 from sink.run.supervisor import Supervisor
+from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.session import activate
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
 
 log = logging.getLogger("rowdelta")
 
@@ -25,7 +26,7 @@ _STOP_SECONDS = 5.0
 class Sampling:
     """A thread of a run that somebody watches."""
 
-    def __init__(self, spark: SparkSession, supervisor: Supervisor, observer: Observer) -> None:
+    def __init__(self, spark: "SparkSession", supervisor: Supervisor, observer: Observer) -> None:
         self._spark = spark
         self._supervisor = supervisor
         self._observer = observer
@@ -53,7 +54,7 @@ class Sampling:
             activate(self._spark)
             self._observer(JvmMemory(self._heap()))
             self._observer(self._supervisor.lags())
-        except (RowdeltaError, PySparkException, Py4JError, OSError) as error:
+        except (RowdeltaError, *SPARK_ERRORS, OSError) as error:
             if not self._ending.is_set():
                 self._observer(LagsUnknown(summary(error)))
         except Exception as error:

@@ -15,11 +15,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Thread
-from typing import Any
-
-from py4j.protocol import Py4JError
-from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from typing import TYPE_CHECKING, Any
 
 from changelog.spec import ChangelogSpec
 from sink import logs
@@ -38,10 +34,14 @@ from sink.run.written import Written
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
+from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.joint import JointWriter
 from sink.spark.progress import Line
 from sink.spark.session import activate
 from sink.targets.retries import doubled
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
 
 log = logging.getLogger("rowdelta")
 
@@ -124,7 +124,7 @@ class Supervisor:
 
     def __init__(
         self,
-        spark: SparkSession,
+        spark: "SparkSession",
         config: Config,
         source: Source,
         changelogs: dict[str, ChangelogSpec],
@@ -280,7 +280,7 @@ class Supervisor:
 
         return self._each(found, remember, "looked up")
 
-    def apply(self, stream: Stream, batch_id: int, frame: DataFrame) -> None:
+    def apply(self, stream: Stream, batch_id: int, frame: "DataFrame") -> None:
         """Apply a micro-batch to the tables that it has records for. A table that fails is set aside.
 
         One job writes all tables that have few records. Each other table has a job of its own. The threads inherit the
@@ -295,7 +295,7 @@ class Supervisor:
             commits = sum(member.commits for member in touched) - before
             self.tally.add(batches=commits if len(touched) == 1 else int(commits > 0))  # of one table, in parts
 
-    def _apply(self, stream: Stream, batch_id: int, frame: DataFrame, touched: Sequence[Member]) -> None:
+    def _apply(self, stream: Stream, batch_id: int, frame: "DataFrame", touched: Sequence[Member]) -> None:
         with ExitStack() as held:
             for member in touched:
                 held.enter_context(member.turn)
@@ -305,7 +305,7 @@ class Supervisor:
             else:
                 self._apply_together(stream, batch_id, frame, members)
 
-    def _apply_together(self, stream: Stream, batch_id: int, frame: DataFrame, members: list[Member]) -> None:
+    def _apply_together(self, stream: Stream, batch_id: int, frame: "DataFrame", members: list[Member]) -> None:
         batches: dict[str, TableBatch] = {}
         shares: dict[str, TableShare] = {}
 
@@ -351,7 +351,7 @@ class Supervisor:
         # compactions come last, so that no table waits for another table's compaction
         _finish(submit(self._attempt, _compact, member) for member in members if member.works)
 
-    def _apply_alone(self, stream: Stream, batch_id: int, frame: DataFrame, member: Member) -> None:
+    def _apply_alone(self, stream: Stream, batch_id: int, frame: "DataFrame", member: Member) -> None:
         sink = _sink(member)
         batch = sink.batch(stream, batch_id, frame)
         while batch is not None:
@@ -422,7 +422,7 @@ class Supervisor:
         if is_harmless(error):
             log.warning("%s It is opened again.", summary(error))
         elif not self._ends_with(error):  # or it is the job's last word
-            known = (RowdeltaError, PySparkException, Py4JError)  # the last two have long tracebacks from Java
+            known = (RowdeltaError, *SPARK_ERRORS)
             unexpected = None if isinstance(error, known) else error
             log.error("%s set aside: %s", culprit.target, summary(error), exc_info=unexpected)
 

@@ -3,7 +3,8 @@
 import re
 
 from py4j.java_gateway import JavaObject
-from py4j.protocol import Py4JJavaError
+from py4j.protocol import Py4JError, Py4JJavaError
+from pyspark.errors import PySparkException
 from pyspark.errors.exceptions.captured import CapturedException
 
 from sink.redaction import masked
@@ -12,6 +13,8 @@ JAVA_ERRORS = (Py4JJavaError, CapturedException)
 """What a Java call raises: PySpark turns some exceptions (IllegalArgumentException, …) into its own, whoever threw
 them.
 """
+SPARK_ERRORS = (PySparkException, Py4JError)
+"""What Spark raises, whatever the reason is. These errors have long tracebacks from Java."""
 
 
 def java_class(error: Exception) -> str:

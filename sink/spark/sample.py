@@ -1,0 +1,146 @@
+"""The first and the last messages of a table's source, read by Spark jobs."""
+
+from collections.abc import Callable, Mapping, Sequence
+from functools import cached_property
+from typing import TypeVar
+
+import pyarrow as pa
+from pyspark.errors import PySparkException
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import functions as F
+from pyspark.sql.types import StructType
+
+from changelog.changes import RAW_SCHEMA
+from changelog.formats.row_kind import Kinds
+from changelog.parse.schema_registry import RegistryError
+from sink.config import Config, TableSection
+from sink.errors import ConfigError, RowdeltaError, TemporaryError
+from sink.run import inference
+from sink.run.inference import (
+    LAST,
+    infer_fields,
+    message_keys,
+    of_one_table,
+    refuse_others,
+    source_tables,
+    tell_nothing,
+)
+from sink.sources.kafka import READ_OPTIONS
+from sink.sources.source import Source
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.versions import to_arrow
+
+T = TypeVar("T")
+
+
+class SparkSample:
+    """Messages that Spark reads.
+
+    :param source: reads the last messages of each partition.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config, table: TableSection, source: Source) -> None:
+        self._spark = spark
+        self._config = config
+        self._table = table
+        self._source = source
+
+    def columns(self) -> dict[str, str] | None:
+        config, table = self._config, self._table
+        if config.source.type == "files" and config.source.file_format == "parquet":
+            schema = _parquet_schema(self._spark, table)
+            known = {Kinds.of(config.source.format_options).column, *table.exclude}
+            return {f.name: f.dataType.simpleString() for f in schema.fields if f.name not in known} or None
+        types = self._asking_registry(lambda: infer_fields(config, self._changes, _named(table)))
+        return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        found = self._asking_registry(lambda: message_keys(self._config, self._changes))
+        if self._first.num_rows >= inference.SAMPLE:
+            last = self._source.last_records(self._table, LAST)
+            if last is not None:
+                records = of_one_table(self._config, to_arrow(last), self._taken)
+                found |= self._asking_registry(lambda: message_keys(self._config, records))
+        return found
+
+    def source_tables(self) -> Mapping[str, int]:
+        return self._asking_registry(lambda: source_tables(self._config, self._first))
+
+    @cached_property
+    def _taken(self) -> Sequence[str]:
+        return self._table.source_tables or list(self.source_tables())[:1]
+
+    @property
+    def is_empty(self) -> bool:
+        return self._asking_registry(lambda: tell_nothing(self._config, self._changes))
+
+    @cached_property
+    def _changes(self) -> pa.Table:
+        refuse_others(self._config, self._table, self._first)
+        return of_one_table(self._config, self._first, self._table.source_tables)
+
+    @cached_property
+    def _first(self) -> pa.Table:
+        try:
+            return to_arrow(_sample(self._spark, self._config, self._table))
+        except (*JAVA_ERRORS, PySparkException):
+            found = self._source.check([(self._table, None)], [self._table.source])[0]
+            if isinstance(found, RowdeltaError):  # there is no such topic
+                raise found from None
+            raise
+
+    def _asking_registry(self, question: Callable[[], T]) -> T:
+        return _asking_registry(self._table, question)
+
+
+def _named(table: TableSection) -> set[str]:
+    """Columns that the configuration names."""
+    return {*table.key, *(field.column for field in table.partition_fields), *table.types}
+
+
+def _asking_registry(table: TableSection, question: Callable[[], T]) -> T:
+    try:
+        return question()
+    except RegistryError as error:
+        raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
+
+
+def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
+    try:
+        return spark.read.parquet(table.source).schema
+    except JAVA_ERRORS as error:
+        text = java_message(error)
+        if java_class(error) != "AnalysisException" and "not a Parquet file" not in text:
+            raise
+        raise ConfigError(
+            f"{table.target}: no columns can be inferred from {table.source}: {text.strip().splitlines()[0]} Correct "
+            "tables[].source or source.options.path_format, or add columns."
+        ) from None
+
+
+def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:
+    if config.source.type == "files":
+        absent = {name: F.lit(None).cast(_SQL[name]).alias(name) for name in RAW_SCHEMA.names}
+        absent["value"] = F.col("value").cast("binary").alias("value")
+        return spark.read.text(table.source).limit(inference.SAMPLE).select(*absent.values())
+    options = READ_OPTIONS | {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
+    frame = spark.read.format("kafka").options(**options).option("subscribe", table.source).load()
+    return frame.select(F.col("topic").alias("source"), *RAW_SCHEMA.names[1:]).limit(inference.SAMPLE)
+
+
+_OWN = {
+    "subscribe",
+    "startingoffsets",
+    "startingtimestamp",
+    "startingoffsetsbytimestamp",
+    "maxoffsetspertrigger",
+    "path_format",
+}
+_SQL = {
+    "source": "string",
+    "partition": "int",
+    "offset": "bigint",
+    "timestamp": "timestamp",
+    "key": "binary",
+    "value": "binary",
+}
