@@ -11,6 +11,7 @@ from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.rewrite_plan import RewriteOptions
 from sink.run.rewriting import RunningRewrite
+from sink.run.table_upkeep import TableUpkeep
 from tests.sink.harness import Job
 
 ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0, least_gain=1)
@@ -43,13 +44,13 @@ def rewriting(
     :return: what came of each rewrite.
     """
     done: list[RewriteDone | None] = []
-    begun: dict[TableSink, RunningRewrite] = {}
-    at: dict[TableSink, int] = {}
-    written: dict[TableSink, bool] = {}
-    compact = TableSink.compact
+    begun: dict[TableUpkeep, RunningRewrite] = {}
+    at: dict[TableUpkeep, int] = {}
+    written: dict[TableUpkeep, bool] = {}
+    tend = TableUpkeep.tend
 
-    def take_step(self: TableSink) -> None:
-        compact(self)
+    def take_step(self: TableUpkeep) -> None:
+        tend(self)
         number = at.get(self, 0)
         taken = steps[number % len(steps)]
         for step in (taken,) if isinstance(taken, str) else taken:
@@ -66,20 +67,20 @@ def rewriting(
         at[self] = number + 1
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(TableSink, "compact", take_step)
+        patch.setattr(TableUpkeep, "tend", take_step)
         patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         yield done
-    for sink, left in begun.items():
-        sink.end_rewrite(left, written=False)
+    for upkeep, left in begun.items():
+        upkeep.end_rewrite(left, written=False)
 
 
 def rewritten_files(
     sink: TableSink, options: RewriteOptions = ALL_FILES, most_bytes: int | None = None
 ) -> RunningRewrite:
     """Begin a rewrite and write its files, so that only its commit is still to come."""
-    begun = sink.begin_rewrite(options, most_bytes)
+    begun = sink.upkeep.begin_rewrite(options, most_bytes)
     assert begun is not None
-    assert sink.write_rewrite(begun)
+    assert sink.upkeep.write_rewrite(begun)
     return begun
 
 

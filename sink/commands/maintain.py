@@ -132,10 +132,10 @@ def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source
 
 
 def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool) -> None:
-    settings = sink.maintenance
+    settings = sink.upkeep.settings
     options = options_of(settings, least_gain=1)
     if only_convert:
-        result.not_converted = sink.stale_deletes.not_converted
+        result.not_converted = sink.upkeep.stale_deletes.not_converted
     if sink.position is None:
         result.skipped = "the sink hasn't committed anything to it yet"
     elif not sink.has_key_index:
@@ -144,7 +144,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         elif not only_convert:
             _compact(sink, result, replace(limits_of(settings, least_gain=1), where=where))
     else:
-        count = sink.stale_deletes.convertible if result.dry_run else sink.convert_equality_deletes
+        count = sink.upkeep.stale_deletes.convertible if result.dry_run else sink.upkeep.convert_equality_deletes
         result.converted_equality_deletes = count()
         if not only_convert:
             only = None if where is None else sink.table.upkeep().files_where(where)
@@ -154,18 +154,18 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
     expire, orphans = settings.expire, settings.orphans
     if expire is not None:
         older_than = age(expire.older_than)
-        keep = sink.oldest_needed(older_than, expire.retain_last)
+        keep = sink.upkeep.oldest_needed(older_than, expire.retain_last)
         if keep is not None and result.dry_run:
             result.expiring_snapshots = expiring(sink.table, expire)
         elif keep is not None:
-            result.expired_files = sink.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
+            result.expired_files = sink.upkeep.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
     if orphans is not None:
-        found = sink.newest_table().upkeep().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
+        found = sink.upkeep.newest_table().upkeep().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
         result.orphans = list(found)
         if not result.dry_run:
-            sink.note_cleaning()
+            sink.upkeep.note_cleaning()
     result.dangling_delete_files = (
-        len(sink.stale_deletes.dangling()) if result.dry_run else sink.drop_dangling_deletes()
+        len(sink.upkeep.stale_deletes.dangling()) if result.dry_run else sink.upkeep.drop_dangling_deletes()
     )
     if not result.dry_run:
         sink.table.upkeep().tend()
@@ -173,7 +173,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
 
 
 def _compact(sink: TableSink, result: Maintained, limits: CompactionLimits) -> None:
-    _note_compacted(result, sink.newest_table().upkeep().compact(limits, dry_run=result.dry_run))
+    _note_compacted(result, sink.upkeep.newest_table().upkeep().compact(limits, dry_run=result.dry_run))
 
 
 def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> None:
@@ -198,9 +198,9 @@ def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions, only:
     several fail one after the other, something else is wrong, such as a store that is down.
     """
     failed, in_a_row = set[str](), 0
-    while (begun := sink.begin_rewrite(options, only=only, but=failed)) is not None:
-        is_written = sink.write_rewrite(begun)
-        done = sink.end_rewrite(begun, written=is_written)
+    while (begun := sink.upkeep.begin_rewrite(options, only=only, but=failed)) is not None:
+        is_written = sink.upkeep.write_rewrite(begun)
+        done = sink.upkeep.end_rewrite(begun, written=is_written)
         in_a_row = 0 if done is not None else in_a_row + 1
         if in_a_row == _MOST_FAILURES:
             result.failed_groups += len(begun.groups)

@@ -224,7 +224,7 @@ class Maintenance:
         # the last one may take until the window closes
         steps = (self._drop, self._expire, self._clean, self._move)
         try:
-            self._do(partial(step, member, known, sink.maintenance) for step in steps)
+            self._do(partial(step, member, known, sink.upkeep.settings) for step in steps)
         except CommitUnknownError as error:
             self._failed_at[member.target] = time.monotonic()
             error.is_harmless = True  # whatever came of it, the table has the same rows
@@ -262,7 +262,7 @@ class Maintenance:
         with self._turn(member, sink) as has_turn:
             started = time.monotonic()
             if has_turn:
-                sink.drop_dangling_deletes()
+                sink.upkeep.drop_dangling_deletes()
         # micro-batches have waited for it
         known.drop_from = max(known.drop_from, time.monotonic() + _SELDOM * (time.monotonic() - started))
 
@@ -276,23 +276,23 @@ class Maintenance:
             return
         known.expired_at = now
         with self._turn(member, sink) as has_turn:
-            keep = sink.oldest_needed(older_than, expire.retain_last) if has_turn else None
+            keep = sink.upkeep.oldest_needed(older_than, expire.retain_last) if has_turn else None
         if keep is not None:
-            sink.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
+            sink.upkeep.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
 
     def _clean(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove files that no state of the table has."""
         sink, orphans, now = known.sink, settings.orphans, time.monotonic()
         if orphans is None or now - known.cleaned_at < _LOOK_EVERY or not settings.is_open(datetime.now(UTC)):
             return
-        if not sink.is_cleaning_due(age(orphans.every)):
+        if not sink.upkeep.is_cleaning_due(age(orphans.every)):
             return
         known.cleaned_at = now
         if not self._ending.is_set():
-            sink.newest_table().upkeep().remove_orphans(age(orphans.older_than))
+            sink.upkeep.newest_table().upkeep().remove_orphans(age(orphans.older_than))
         with self._turn(member, sink) as has_turn:
             if has_turn:
-                sink.note_cleaning()
+                sink.upkeep.note_cleaning()
 
     @contextmanager
     def _turn(self, member: Member, sink: TableSink) -> Iterator[bool]:
@@ -308,7 +308,7 @@ class Maintenance:
             started = time.monotonic()
             known.convert_from = started + PAUSE
             if has_turn:
-                known.sink.convert_equality_deletes()
+                known.sink.upkeep.convert_equality_deletes()
         # micro-batches have waited for it
         known.convert_from = max(known.convert_from, time.monotonic() + _SELDOM * (time.monotonic() - started))
 
@@ -321,7 +321,7 @@ class Maintenance:
             return
         known.looked_at, known.written_then = time.monotonic(), sink.written_bytes
         try:
-            done = sink.newest_table().upkeep().compact(limits_of(settings, LEAST_GAIN, credit))
+            done = sink.upkeep.newest_table().upkeep().compact(limits_of(settings, LEAST_GAIN, credit))
         except CompactionFailedError as error:
             known.wasted += min(credit, error.most_bytes)  # what it has written isn't known
             raise
@@ -330,7 +330,7 @@ class Maintenance:
         compacted, failed = done
         with self._turn(member, sink) as has_turn:
             if has_turn:
-                sink.note_compacted(compacted)
+                sink.upkeep.note_compacted(compacted)
         if failed:
             groups = amount(failed, "group")
             log.warning("%s: %s of files not rewritten, tried again later", sink.table.name, groups)
@@ -341,7 +341,7 @@ class Maintenance:
         is_early = since < _SELDOM * known.look_seconds or (since < PAUSE and written < _MUCH)
         if is_early and not self._finishing.is_set():
             return 0
-        return max(0, known.sink.credit(settings.budget) - known.wasted)
+        return max(0, known.sink.upkeep.credit(settings.budget) - known.wasted)
 
     def _rewrite(self, member: Member, known: _Table, settings: MaintenanceSection) -> RewriteDone | None:
         """Rewrite the group of files that pays most, if the budget allows it."""
@@ -351,17 +351,17 @@ class Maintenance:
             return None
         with self._turn(member, sink) as has_turn:
             now = time.monotonic()
-            begun = sink.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
+            begun = sink.upkeep.begin_rewrite(options_of(settings, LEAST_GAIN), credit) if has_turn else None
         if begun is None:
             known.looked_at, known.written_then = now, written
             known.look_seconds = time.monotonic() - now
             return None
         is_written = False
         try:
-            is_written = sink.write_rewrite(begun)
+            is_written = sink.upkeep.write_rewrite(begun)
         finally:
             with self._turn(member, sink) as has_turn:
-                done = sink.end_rewrite(begun, written=is_written and has_turn)
+                done = sink.upkeep.end_rewrite(begun, written=is_written and has_turn)
         if done is None:
             known.wasted += begun.written_bytes
             known.looked_at, known.written_then = now, written

@@ -356,7 +356,7 @@ class Supervisor:
         batch = sink.batch(stream, batch_id, frame)
         while batch is not None:
             self._note_commit(member, sink.apply_batch(batch_id, batch))
-            sink.compact()
+            sink.upkeep.tend()
             batch = sink.batch(stream, batch_id, frame) if batch.more and not self._is_cut() else None
         member.failures = 0
 
@@ -497,7 +497,7 @@ def _sink(member: Member) -> TableSink:
 
 
 def _compact(member: Member) -> None:
-    _sink(member).compact()
+    _sink(member).upkeep.tend()
 
 
 def _finish(futures: Iterable[Future[None]]) -> None:

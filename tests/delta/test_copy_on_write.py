@@ -76,7 +76,7 @@ def test_rows_of_others_whose_key_is_null_are_copied(spark: SparkSession, tmp_pa
     expected = {(None if n % 3 == 0 else n, str(n)) for n in range(12) if n not in (1, 4)} | {(1, "new")}
     assert {tuple(row.values()) for row in job.content().to_pylist()} == expected
     sink = only_sink(job)
-    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert sink.upkeep.end_rewrite(rewritten_files(sink)) is not None
     assert len(job.snapshot().files) == 1
     assert {tuple(row.values()) for row in job.content().to_pylist()} == expected
 

@@ -115,7 +115,7 @@ def test_files_whose_columns_differ_in_case(
     expected = [row(0, "us"), row(2, "x"), row(3, "x")]
     assert job.rows() == expected
     sink = only_sink(job)
-    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert sink.upkeep.end_rewrite(rewritten_files(sink)) is not None
     assert len(job.snapshot().files) == 1
     assert job.rows() == expected
     assert job.check_index() is not None

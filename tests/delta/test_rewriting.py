@@ -52,7 +52,7 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path) -> None:
     sink = only_sink(job)
     assert status(spark, job)[-1].endswith(" bytes on average, at most 33.3% of their rows are deleted")
     begun = rewritten_files(sink)
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     job.check()
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]
@@ -71,7 +71,7 @@ def test_rows_whose_key_is_null_that_others_deleted(spark: SparkSession, tmp_pat
     job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
     job.run()
     sink = only_sink(job)
-    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert sink.upkeep.end_rewrite(rewritten_files(sink)) is not None
     assert len(job.snapshot().files) == 1
     assert job.vectors() == {}
     left = {(n, str(n)) for n in (2, 5, 7, 8, 10, 11)} | {(None, "0"), (None, "6"), (1, "new")}
@@ -115,17 +115,17 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     sink = only_sink(job)
     assert sink.table.property(CREATED_BY) == job.sink_id
     assert job.version() == 3, "which took no commit of its own"
-    assert not sink.is_cleaning_due(timedelta(days=7))
-    before = sink.credit(1)
+    assert not sink.upkeep.is_cleaning_due(timedelta(days=7))
+    before = sink.upkeep.credit(1)
     assert before > 0
     begun = rewritten_files(sink, ALL_FILES, 1 << 40)
-    assert sink.end_rewrite(begun) is not None
-    assert sink.credit(1) == before - begun.written_bytes
-    sink.note_cleaning()
+    assert sink.upkeep.end_rewrite(begun) is not None
+    assert sink.upkeep.credit(1) == before - begun.written_bytes
+    sink.upkeep.note_cleaning()
     changes.write(1)
     job.run()
     job.check()
-    assert not only_sink(job).is_cleaning_due(timedelta(hours=1))
+    assert not only_sink(job).upkeep.is_cleaning_due(timedelta(hours=1))
     assert job.rows() == changes.expected()
     assert job.check_index() is not None
 
@@ -185,7 +185,7 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: A
     sink = only_sink(job)
     begun = rewritten_files(sink)
     with crashing(fault), pytest.raises(CrashError):
-        sink.end_rewrite(begun)
+        sink.upkeep.end_rewrite(begun)
     assert len(job.snapshot().files) == (1 if fault == "after a rewrite" else 4)
     goes_on(job, changes)
 
@@ -206,7 +206,7 @@ def test_an_answer_that_is_lost(spark: SparkSession, tmp_path: Path, monkeypatch
 
     with monkeypatch.context() as patch:
         patch.setattr(DeltaLog, "_send", send)
-        assert sink.end_rewrite(begun) is not None
+        assert sink.upkeep.end_rewrite(begun) is not None
     assert len(job.snapshot().files) == 1
     assert job.rows() == changes.expected()
     goes_on(job, changes)
@@ -234,7 +234,7 @@ def test_others_change_the_table_meanwhile(spark: SparkSession, tmp_path: Path, 
         rows[0] = "new"
     done = None
     with suppress(RolledBackError):
-        done = sink.end_rewrite(begun)
+        done = sink.upkeep.end_rewrite(begun)
     assert (done is not None) == (what == "vacuum")
     assert job.rows() == [{"id": key, "region": region} for key, region in sorted(rows.items())]
     job.write([("+U", {"id": 4, "region": "changed"})])
@@ -257,7 +257,7 @@ def test_optimize_gives_way_or_the_rewrite_does(spark: SparkSession, tmp_path: P
     if when == "before":
         job.sql("OPTIMIZE {t}")
     with before_rewrite(lambda: job.sql("OPTIMIZE {t}")) if when == "at the commit" else nullcontext():
-        assert sink.end_rewrite(begun) is None
+        assert sink.upkeep.end_rewrite(begun) is None
     assert len(job.snapshot().files) == 1
     assert len(list(job.table_folder.glob("*.parquet"))) == 4, "that of the rewrite is deleted"
     changes.write(1)

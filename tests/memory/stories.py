@@ -425,21 +425,21 @@ class Rewritings:
                     max_concurrent_groups=3,
                     least_gain=1,
                 )
-                self._begun = self._sink.begin_rewrite(options)
+                self._begun = self._sink.upkeep.begin_rewrite(options)
                 if self._begun is None:
                     return
             elif not self._written:
-                self._written = self._sink.write_rewrite(self._begun)
+                self._written = self._sink.upkeep.write_rewrite(self._begun)
                 if not self._written:
                     self.stop()
             else:
                 begun, self._begun, self._written = self._begun, None, False
-                self._sink.end_rewrite(begun)
+                self._sink.upkeep.end_rewrite(begun)
 
     def stop(self) -> None:
         if self._begun is not None:
             begun, self._begun, self._written = self._begun, None, False
-            self._sink.end_rewrite(begun, written=False)
+            self._sink.upkeep.end_rewrite(begun, written=False)
 
 
 class Player:
@@ -565,7 +565,7 @@ class Player:
         if start == end:
             return False
         sink.apply_batch(0, self._batch(start, end))
-        sink.compact()
+        sink.upkeep.tend()
         return True
 
     def _batch(self, start: int, end: int) -> TableBatch:

@@ -48,16 +48,16 @@ def apply(player: Player, sink: TableSink) -> None:
 
 def rewrite(sink: TableSink) -> bool:
     """Whether the table's files were rewritten."""
-    begun = sink.begin_rewrite(ALL_FILES)
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
     assert begun is not None
-    return sink.end_rewrite(begun, written=sink.write_rewrite(begun)) is not None
+    return sink.upkeep.end_rewrite(begun, written=sink.upkeep.write_rewrite(begun)) is not None
 
 
 def check(player: Player, sink: TableSink) -> None:
     """Check that all is right, and that the sink goes on."""
-    assert sink._key_index is not None
-    assert sink._key_index._pin is None
-    assert not sink._rewriting.moving
+    assert sink._open.key_index is not None
+    assert sink._open.key_index._pin is None
+    assert not sink.upkeep._rewriting.moving
     player._check_no_orphans()
     apply(player, sink)
     assert rewrite(sink)
@@ -80,7 +80,7 @@ def test_a_lost_index_is_not_built_for_nothing(
     shutil.rmtree(player.index)
     caplog.set_level(logging.INFO, "rowdelta")
     reopened = player.opened(Clock())
-    assert reopened.begin_rewrite(ALL_FILES, only=()) is None
+    assert reopened.upkeep.begin_rewrite(ALL_FILES, only=()) is None
     assert "key index built" not in caplog.text
     assert rewrite(reopened)
     assert caplog.text.count("key index built") == 1
@@ -101,14 +101,14 @@ def test_files_in_which_each_index_misses_rows_are_left_alone(
     """Else the index would be built again for each attempt, for ever."""
     damage_index(player)
     assert not rewrite(sink)
-    begun = sink.begin_rewrite(ALL_FILES)
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
     assert begun is not None
     damage_index(player)
     caplog.clear()
-    assert not sink.write_rewrite(begun)
-    assert sink.end_rewrite(begun, written=False) is None
+    assert not sink.upkeep.write_rewrite(begun)
+    assert sink.upkeep.end_rewrite(begun, written=False) is None
     assert "building the key index again" not in caplog.text
-    assert sink.begin_rewrite(ALL_FILES) is None
+    assert sink.upkeep.begin_rewrite(ALL_FILES) is None
     player._drain()
     player.check()
 
@@ -118,7 +118,7 @@ def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkey
     for _ in range(2):
         apply(player, sink)
     options = replace(ALL_FILES, max_file_group_size=1, max_concurrent_groups=5)
-    begun = sink.begin_rewrite(options)
+    begun = sink.upkeep.begin_rewrite(options)
     assert begun is not None
     count = len(begun.groups)
     assert count > 1
@@ -130,16 +130,16 @@ def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkey
         return read(self, small, partition)
 
     monkeypatch.setattr(MemoryTableSpec, "moved_rows", moved_rows)
-    assert not sink.write_rewrite(begun)
-    assert sink.end_rewrite(begun, written=False) is None
+    assert not sink.upkeep.write_rewrite(begun)
+    assert sink.upkeep.end_rewrite(begun, written=False) is None
     written = list[bool]()
     for _ in range(count):
-        alone = sink.begin_rewrite(options)
+        alone = sink.upkeep.begin_rewrite(options)
         assert alone is not None
         assert len(alone.groups) == 1
-        written.append(sink.write_rewrite(alone))
+        written.append(sink.upkeep.write_rewrite(alone))
         assert written[-1] == (bad not in alone.paths)
-        assert (sink.end_rewrite(alone, written=written[-1]) is not None) == written[-1]
+        assert (sink.upkeep.end_rewrite(alone, written=written[-1]) is not None) == written[-1]
     assert sorted(written) == [False] + [True] * (count - 1)
     monkeypatch.undo()
     player._drain()
@@ -148,13 +148,13 @@ def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkey
 
 def test_what_others_removed_is_known_though_the_index_has_no_run_left(sink: TableSink) -> None:
     """The state's runs may have been merged away, and others may bring the file back."""
-    begun = sink.begin_rewrite(ALL_FILES)
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
     assert begun is not None
-    index = sink._key_index
+    index = sink._open.key_index
     assert index is not None
     version = index._with_files(replace(index._synchronized(), runs=()), [], {"removed"})
     assert version.dead["removed"] > begun.pin.sequence
-    sink.end_rewrite(begun, written=False)
+    sink.upkeep.end_rewrite(begun, written=False)
 
 
 def test_an_error_before_the_commit(player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -207,8 +207,8 @@ def test_a_second_process_looks_after_the_table_of_a_running_sink(
         pending = sink.prepare_batch(0, player._batch(number * BATCH, (number + 1) * BATCH))
         guest = player.opened(Clock(), is_guest=True)
         rewritten.append(0)
-        while (begun := guest.begin_rewrite(replace(ALL_FILES, max_file_group_size=1))) is not None:
-            assert guest.end_rewrite(begun, written=guest.write_rewrite(begun)) is not None
+        while (begun := guest.upkeep.begin_rewrite(replace(ALL_FILES, max_file_group_size=1))) is not None:
+            assert guest.upkeep.end_rewrite(begun, written=guest.upkeep.write_rewrite(begun)) is not None
             rewritten[-1] += 1
         sink.commit(pending)
     assert max(rewritten) > 1
@@ -231,8 +231,8 @@ def long_player(tmp_path: Path) -> Iterator[Player]:
 
 def runs(sink: TableSink) -> int:
     """Of the key index."""
-    assert sink._key_index is not None
-    return len(sink._key_index.slice().runs)
+    assert sink._open.key_index is not None
+    return len(sink._open.key_index.slice().runs)
 
 
 def test_runs_are_merged_though_rewrites_follow_one_another(long_player: Player) -> None:
@@ -240,14 +240,14 @@ def test_runs_are_merged_though_rewrites_follow_one_another(long_player: Player)
     apply(long_player, sink)
     most = 0
     for _ in range(40):
-        begun = sink.begin_rewrite(ALL_FILES)
+        begun = sink.upkeep.begin_rewrite(ALL_FILES)
         if begun is None:
             apply(long_player, sink)
             continue
-        written = sink.write_rewrite(begun)
+        written = sink.upkeep.write_rewrite(begun)
         assert written
         apply(long_player, sink)
-        assert sink.end_rewrite(begun, written=written) is not None
+        assert sink.upkeep.end_rewrite(begun, written=written) is not None
         most = max(most, runs(sink))
     assert most < 30, "each micro-batch and each rewrite writes a run or two"
     long_player._drain()
@@ -266,18 +266,18 @@ def one_row_each(folder: Path, *later: Operation) -> tuple[Player, TableSink]:
 
 def begin(sink: TableSink, merged: str, monkeypatch: pytest.MonkeyPatch) -> RunningRewrite:
     """Move all rows. From now on each micro-batch merges these runs of the key index."""
-    begun = sink.begin_rewrite(ALL_FILES)
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
     assert begun is not None
     assert len(begun.groups[0].files) > 1
-    assert sink.write_rewrite(begun)
+    assert sink.upkeep.write_rewrite(begun)
     pinned_at = begun.pin.sequence
 
     def plan(runs: Sequence[RunInfo]) -> tuple[str, ...]:
         return tuple(run.name for run in runs if (run.sequence <= pinned_at) is (merged == "of the state"))
 
     monkeypatch.setattr(keyindex, "plan_merge", plan)
-    assert sink._key_index is not None
-    sink._key_index._dead_until_looked = 0
+    assert sink._open.key_index is not None
+    sink._open.key_index._dead_until_looked = 0
     return begun
 
 
@@ -290,7 +290,7 @@ def test_a_row_that_is_deleted_meanwhile_though_runs_are_merged(
     begun = begin(sink, merged, monkeypatch)
     for _ in range(5):
         player._apply(sink, 1)
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     player._drain()
     player.check()
     player._check_no_orphans()
@@ -306,7 +306,7 @@ def test_a_rewrite_gives_way_to_others_though_runs_are_merged(
     player._rewrite("overwrite", lambda row: row[0] == 0, lambda row: None)
     for _ in range(7):
         player._apply(sink, 1)
-    assert sink.end_rewrite(begun) is None
+    assert sink.upkeep.end_rewrite(begun) is None
     player._drain()
     player.check()
     player._check_no_orphans()
@@ -314,12 +314,12 @@ def test_a_rewrite_gives_way_to_others_though_runs_are_merged(
 
 def test_a_rewrite_gives_way_to_a_truncate(tmp_path: Path) -> None:
     player, sink = one_row_each(tmp_path, Operation("truncate", 0), *(Operation("set", key) for key in range(KEYS)))
-    begun = sink.begin_rewrite(ALL_FILES)
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
     assert begun is not None
-    assert sink.write_rewrite(begun)
+    assert sink.upkeep.write_rewrite(begun)
     for _ in range(3):
         player._apply(sink, 2)
-    assert sink.end_rewrite(begun) is None
+    assert sink.upkeep.end_rewrite(begun) is None
     player._drain()
     player.check()
     player._check_no_orphans()

@@ -27,11 +27,12 @@ from deltawriters.content import Locations, TouchedFile
 from deltawriters.resolve import NOWHERE
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
-from sink.run import copy_on_write, keyindex, microbatch
+from sink.run import copy_on_write, keyindex, microbatch, open_table
 from sink.run.attempt import Proposal
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
+from sink.run.open_table import OpenTable
 from sink.run.written import Uncommitted
 from sink.targets.values import IndexCommit, TableChanges
 from tests.memory import engine
@@ -145,18 +146,19 @@ def _send_again_without_a_look(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trust_any_position(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(microbatch, "own_position", lambda table, prefix, operation: table.position(prefix))
+    for module in (microbatch, open_table):
+        patch.setattr(module, "own_position", lambda table, prefix, operation: table.position(prefix))
 
 
 def _begin_whoever_committed_last(patch: pytest.MonkeyPatch) -> None:
-    original = TableSink._take_bearings
+    original = OpenTable.catch_up
 
-    def take_bearings(self: TableSink) -> None:
+    def catch_up(self: OpenTable) -> None:
         with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(microbatch, "own_position", lambda *_: None)
+            inner.setattr(open_table, "own_position", lambda *_: None)
             original(self)
 
-    patch.setattr(TableSink, "_take_bearings", take_bearings)
+    patch.setattr(OpenTable, "catch_up", catch_up)
 
 
 def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
@@ -202,7 +204,7 @@ def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:
 
 
 def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TableSink, "_is_altered", lambda self: False)
+    patch.setattr(OpenTable, "is_altered", lambda self: False)
 
 
 def _trust_what_completed_partial_rows(patch: pytest.MonkeyPatch) -> None:

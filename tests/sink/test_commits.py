@@ -22,6 +22,7 @@ from sink.commands.inspection import check
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run import keyindex
 from sink.run.microbatch import TableSink
+from sink.run.open_table import OpenTable
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
 from sink.targets.iceberg.catalog import IcebergCatalogs
@@ -961,7 +962,7 @@ def test_a_warm_commit_asks_the_catalog_three_times(spark: SparkSession, tmp_pat
     batches = 3
     for number in range(batches):
         job.write([("+U", row(1, f"r{number}")), *insert(number + 3)])
-    with jvm_calls(TableSink, "_take_bearings") as looking, jvm_calls(TableSink, "commit") as committing:
+    with jvm_calls(OpenTable, "catch_up") as looking, jvm_calls(TableSink, "commit") as committing:
         job.run()
     assert job.rows() == [row(1, "r2"), *(row(number) for number in range(2, 6))]
     calls = [command.split("\n")[2] for command in (*looking, *committing) if command.startswith("c\n")]

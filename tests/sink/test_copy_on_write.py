@@ -248,7 +248,7 @@ def test_rows_of_others_whose_key_is_null_are_copied(spark: SparkSession, tmp_pa
     job.run()
     assert deletes(job)
     sink = only_sink(job)
-    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert sink.upkeep.end_rewrite(rewritten_files(sink)) is not None
     assert len([file for file in job.files() if file["content"] == 0]) == 1
     found = spark.table(job.target).orderBy("region").collect()
     left = [row for row in [*expected, (1, "new"), (2, "newer")] if row[0] not in (5, 7)]

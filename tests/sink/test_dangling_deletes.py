@@ -117,7 +117,7 @@ def test_the_newest_deletes_of_a_table_without_partitions_are_removed(spark: Spa
     job.append([{"id": 1000, "region": "theirs"}])
     left_over = delete_files(job)
     assert left_over
-    assert only_sink(job).drop_dangling_deletes() == len(left_over)
+    assert only_sink(job).upkeep.drop_dangling_deletes() == len(left_over)
     assert delete_files(job) == []
     assert by_pyiceberg(job) == job.rows() == [*left(), {"id": 1000, "region": "theirs"}]
 
@@ -129,7 +129,7 @@ def test_deletes_for_all_partitions_stay(spark: SparkSession, tmp_path: Path) ->
     compact_eu(job)
     before = delete_files(job)
     assert before
-    assert only_sink(job).drop_dangling_deletes() == 0
+    assert only_sink(job).upkeep.drop_dangling_deletes() == 0
     assert delete_files(job) == before
     assert job.rows() == left()
     job.write([("-D", left()[0])])
@@ -138,7 +138,7 @@ def test_deletes_for_all_partitions_stay(spark: SparkSession, tmp_path: Path) ->
     job.append([{"id": 1000, "region": "theirs"}])
     left_over = delete_files(job)
     assert left_over
-    assert only_sink(job).drop_dangling_deletes() == len(left_over)
+    assert only_sink(job).upkeep.drop_dangling_deletes() == len(left_over)
     assert delete_files(job) == []
     assert by_pyiceberg(job) == job.rows() == [*left()[1:], {"id": 1000, "region": "theirs"}]
 
@@ -149,7 +149,7 @@ def test_deletes_of_one_file_that_is_left_stay(spark: SparkSession, tmp_path: Pa
     spark.sql(f"DELETE FROM {job.target} WHERE id < 50")  # all of the first file of a partition
     rows = [row for row in left() if row["id"] >= 50]
     sink = only_sink(job)
-    gone = sink.drop_dangling_deletes()
+    gone = sink.upkeep.drop_dangling_deletes()
     assert delete_files(job, "eu")
     applied = {path for _, deletes in job.planned_files() for path in deletes}
     assert set(delete_files(job)) == applied, f"{gone} were removed"
@@ -171,7 +171,7 @@ def test_position_deletes_as_old_as_a_data_file_stay(spark: SparkSession, tmp_pa
     newest = set(delete_files(job, "eu")) - set(earlier)
     assert newest
     compact_eu(job)
-    assert only_sink(job).drop_dangling_deletes() == len(earlier)
+    assert only_sink(job).upkeep.drop_dangling_deletes() == len(earlier)
     assert set(delete_files(job, "eu")) == newest
     assert job.rows() == by_pyiceberg(job) == [row for row in left() if row not in deleted]
 
@@ -218,7 +218,7 @@ def test_a_delete_in_the_wrong_partition_stays(spark: SparkSession, tmp_path: Pa
     path = add_delete_of(job, "eu")
     rows = job.rows(job.target)  # a name, so that the delete's partition isn't checked
     assert len(rows) == len(before) - 1
-    only_sink(job).drop_dangling_deletes()
+    only_sink(job).upkeep.drop_dangling_deletes()
     assert delete_files(job, "eu") == [path]
     assert job.rows(job.target) == rows
 
@@ -240,7 +240,7 @@ def test_a_vector_of_a_file_that_is_gone_is_removed(spark: SparkSession, tmp_pat
     before = len(delete_files(job))
     add_dangling_vector(job)
     assert len(delete_files(job)) == before + 1
-    assert only_sink(job).drop_dangling_deletes() == 1
+    assert only_sink(job).upkeep.drop_dangling_deletes() == 1
     assert len(delete_files(job)) == before
     job.check_deletes()
     assert job.rows() == by_pyiceberg(job) == left()
@@ -280,7 +280,7 @@ def test_deletes_of_a_file_that_was_rewritten_with_its_old_number_stay(
         rewrite_with_old_number(job)
     sink = only_sink(job)
     with before_rewrite(lambda: rewrite_with_old_number(job)) if when == "meanwhile" else nullcontext():
-        assert sink.drop_dangling_deletes() == len(dangling_ones)
+        assert sink.upkeep.drop_dangling_deletes() == len(dangling_ones)
     assert delete_files(job, "us")
     assert not delete_files(job, "eu")
     assert job.rows() == left()
@@ -303,7 +303,7 @@ def test_a_rollback_meanwhile_keeps_them(spark: SparkSession, tmp_path: Path, de
 
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(IcebergCommitter, "_send", send)
-        assert sink.drop_dangling_deletes() == 0
+        assert sink.upkeep.drop_dangling_deletes() == 0
     assert sorted(delete_files(job)) == sorted(deletes_before)
     assert job.rows() == left()
     assert job.unreferenced_files() == []
@@ -316,7 +316,7 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, deletes:
     compact_eu(job)
     sink = only_sink(job)
     with crashing(fault), pytest.raises(CrashError):
-        sink.drop_dangling_deletes()
+        sink.upkeep.drop_dangling_deletes()
     assert bool(delete_files(job, "eu")) == (fault == "before a rewrite")
     job.write([("-D", row) for row in left()[:3]])
     job.run()

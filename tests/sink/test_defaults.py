@@ -102,7 +102,7 @@ def test_earlier_rows_have_the_default(
     assert by_number[1]["state"] is None, "a null is a null"
     # rows that the sink's own readers move keep it
     sink = only_sink(replace(job))
-    sink.end_rewrite(rewritten_files(sink))
+    sink.upkeep.end_rewrite(rewritten_files(sink))
     assert is_earlier(job, 3)
     with merging_soon(2):
         for number in (11, 12, 13):

@@ -31,11 +31,11 @@ from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSe
 from sink.errors import ConfigError, FencedError, TableError, TableGoneError, TemporaryError
 from sink.run import maintenance, rewrite_plan
 from sink.run.maintenance import Maintenance, options_of
-from sink.run.microbatch import TableSink
 from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
 from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
 from sink.run.rewriting import RunningRewrite
+from sink.run.table_upkeep import TableUpkeep
 from sink.spark.engine import SparkEngine
 from sink.spark.session import MAINTENANCE_POOL
 from sink.spark.tasks import move
@@ -214,18 +214,18 @@ def test_a_file_becomes_clean_once_nobody_deletes_from_it(
     for key in (22, 23):
         job.write([("-D", {"id": key, "region": "new"})])
     job.run()
-    assert only_sink(job).begin_rewrite(many) is None, "more deletes may come"
+    assert only_sink(job).upkeep.begin_rewrite(many) is None, "more deletes may come"
 
     job.write([("-D", {"id": 24, "region": "new"})])
     job.run()
     sink = only_sink(job)
     begun = rewritten_files(sink, many)
     assert begun.paths == {first}
-    done = sink.end_rewrite(begun, written=True)
+    done = sink.upkeep.end_rewrite(begun, written=True)
     assert done is not None
     assert job.rows() == [{"id": key, "region": "new"} for key in range(40) if key not in (1, 21, 22, 23, 24)]
     assert job.check_index() is not None
-    assert only_sink(job).begin_rewrite(many) is None, "it is clean, and the other one has still deletes to come"
+    assert only_sink(job).upkeep.begin_rewrite(many) is None, "it is clean, and the other one has still deletes to come"
 
 
 @pytest.mark.spark
@@ -375,8 +375,8 @@ def test_a_look_that_waited_for_a_micro_batch_did_not_take_long(monkeypatch: pyt
 
     monkeypatch.setattr("time.monotonic", lambda: clock[0])
     sink = Mock(written_bytes=0)
-    sink.credit.return_value = 1000
-    sink.begin_rewrite.return_value = None
+    sink.upkeep.credit.return_value = 1000
+    sink.upkeep.begin_rewrite.return_value = None
     member = Mock(sink=sink, works=True, turn=Turn())
     thread = Maintenance(Mock(), Mock(), Mock())
     known = maintenance._Table(sink)
@@ -819,15 +819,15 @@ def test_a_clock_that_is_days_ahead(
     now = time.time
     with monkeypatch.context() as patch:
         patch.setattr(time, "time", lambda: now() + 30 * 86400)
-        last = sink.newest_table().last_commit()
+        last = sink.upkeep.newest_table().last_commit()
         assert last is not None
         if commits:
             ahead = replace(last, timestamp_ms=last.timestamp_ms + 30 * 86400 * 1000)
-            patch.setattr(type(sink.newest_table()), "last_commit", lambda _: ahead)
-        assert sink.newest_table().upkeep().remove_orphans(timedelta(days=3)) == []
-        sink.note_cleaning()
+            patch.setattr(type(sink.upkeep.newest_table()), "last_commit", lambda _: ahead)
+        assert sink.upkeep.newest_table().upkeep().remove_orphans(timedelta(days=3)) == []
+        sink.upkeep.note_cleaning()
     assert waiting.exists()
-    assert sink.is_cleaning_due(timedelta(days=7))
+    assert sink.upkeep.is_cleaning_due(timedelta(days=7))
 
 
 @pytest.mark.spark
@@ -846,7 +846,7 @@ def test_orphans_stay_if_the_folder_is_another_tables_too(spark: SparkSession, t
     orphan = job.table_folder / "data" / "orphan.parquet"
     orphan.write_bytes(b"x")
     os.utime(orphan, (0, 0))
-    table = only_sink(job).newest_table()
+    table = only_sink(job).upkeep.newest_table()
     with pytest.raises(TableError, match=f"metadata of another table, .*{place}/00007-of-the-other-one"):
         table.upkeep().remove_orphans(timedelta(days=3))
     assert orphan.exists()
@@ -857,15 +857,15 @@ def test_orphans_stay_if_the_folder_is_another_tables_too(spark: SparkSession, t
 def test_only_what_a_compaction_may_have_written_is_lost_with_it() -> None:
     """If it fails before it begins, the whole budget is still there."""
     sink = Mock(written_bytes=0)
-    sink.credit.return_value = 1000
-    sink.newest_table.side_effect = TemporaryError("no answer")
+    sink.upkeep.credit.return_value = 1000
+    sink.upkeep.newest_table.side_effect = TemporaryError("no answer")
     thread, known = Maintenance(Mock(), Mock(), Mock()), maintenance._Table(sink)
     thread._finishing.set()
     with pytest.raises(TemporaryError, match="no answer"):
         thread._compact(Mock(), known, MaintenanceSection())
     assert known.wasted == 0
-    sink.newest_table.side_effect = None
-    sink.newest_table.return_value.upkeep.return_value.compact.side_effect = CompactionFailedError("failed", 300)
+    sink.upkeep.newest_table.side_effect = None
+    sink.upkeep.newest_table.return_value.upkeep.return_value.compact.side_effect = CompactionFailedError("failed", 300)
     with pytest.raises(TemporaryError, match="failed"):
         thread._compact(Mock(), known, MaintenanceSection())
     assert known.wasted == 300
@@ -873,11 +873,11 @@ def test_only_what_a_compaction_may_have_written_is_lost_with_it() -> None:
 
 def test_nothing_is_deleted_of_a_table_that_may_be_another_one() -> None:
     sink = Mock()
-    sink.drop_dangling_deletes.side_effect = TableGoneError("it was dropped and created again")
-    sink.maintenance = MaintenanceSection()
+    sink.upkeep.drop_dangling_deletes.side_effect = TableGoneError("it was dropped and created again")
+    sink.upkeep.settings = MaintenanceSection()
     with pytest.raises(TableGoneError):
         Maintenance(Mock(), Mock(), Mock())._attend(Mock(sink=sink, turn=threading.Lock()))
-    sink.newest_table.assert_not_called()
+    sink.upkeep.newest_table.assert_not_called()
 
 
 @pytest.mark.spark
@@ -887,12 +887,12 @@ def test_another_table_of_the_same_name_is_not_the_sink_s(spark: SparkSession, t
     job.write([("+I", {"id": 1, "region": "eu"})])
     job.run()
     sink = only_sink(job)
-    assert sink.newest_table().name == job.target
+    assert sink.upkeep.newest_table().name == job.target
     spark.sql(f"DROP TABLE {job.target}")
     if create:
         spark.sql(f"CREATE TABLE {job.target} (id bigint, region string) USING iceberg")
     with pytest.raises(TableGoneError, match="dropped"):
-        sink.newest_table()
+        sink.upkeep.newest_table()
 
 
 @pytest.mark.spark
@@ -904,7 +904,7 @@ def test_expiry_goes_on_after_others_removed_the_index_s_base(spark: SparkSessio
     ours = job.current_snapshot()
     job.call("expire_snapshots", "older_than => TIMESTAMP '2100-01-01', retain_last => 1")
     assert [snapshot["snapshot_id"] for snapshot in job.snapshots()] == [ours]
-    assert only_sink(job).oldest_needed(timedelta(0), 1) is None, "nothing is older"
+    assert only_sink(job).upkeep.oldest_needed(timedelta(0), 1) is None, "nothing is older"
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert done.error is None
     changes.write(1)
@@ -935,7 +935,7 @@ def test_expiry_keeps_the_snapshot_of_the_position_beside_other_clocks(spark: Sp
     job.append([{"id": 101, "region": "theirs"}])
     sink = only_sink(job)
     assert job.snapshots()[0]["snapshot_id"] != ours
-    sink.newest_table().upkeep().expire(timedelta(0), 1, ours)
+    sink.upkeep.newest_table().upkeep().expire(timedelta(0), 1, ours)
     assert ours in {snapshot["snapshot_id"] for snapshot in job.snapshots()}
     changes.write(1)
     job.run()
@@ -953,10 +953,10 @@ def test_expiry_keeps_the_snapshot_of_the_position(spark: SparkSession, tmp_path
     job.append([{"id": 100, "region": "theirs"}])
     sink = only_sink(job)
     begun = rewritten_files(sink)
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     job.append([{"id": 101, "region": "theirs"}])
-    assert sink.oldest_needed(timedelta(0), 1) == ours
-    sink.newest_table().upkeep().expire(timedelta(0), 1, ours)
+    assert sink.upkeep.oldest_needed(timedelta(0), 1) == ours
+    sink.upkeep.newest_table().upkeep().expire(timedelta(0), 1, ours)
     changes.write(1)
     job.run()
     assert job.check_index() is not None
@@ -1037,9 +1037,9 @@ def test_a_group_that_fails_stops_no_other(
     """Others change the files of a partition, or a file can't be read."""
     job = job_of_three_regions(spark, tmp_path, files=3, together=2)
     before = job.rows()
-    write, attempts = TableSink.write_rewrite, list[list[str]]()
+    write, attempts = TableUpkeep.write_rewrite, list[list[str]]()
 
-    def failing(self: TableSink, begun: RunningRewrite) -> bool:
+    def failing(self: TableUpkeep, begun: RunningRewrite) -> bool:
         attempts.append([group.partition for group in begun.groups])
         if attempts[0][0] in attempts[-1]:
             with monkeypatch.context() as patch:
@@ -1048,7 +1048,7 @@ def test_a_group_that_fails_stops_no_other(
                 return write(self, begun)
         return write(self, begun)
 
-    monkeypatch.setattr(TableSink, "write_rewrite", failing)
+    monkeypatch.setattr(TableUpkeep, "write_rewrite", failing)
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert done.error is None
     assert (done.rewritten_data_files, done.added_data_files, done.failed_groups) == (6, 2, 1)
@@ -1058,7 +1058,7 @@ def test_a_group_that_fails_stops_no_other(
     assert sorted(map(len, attempts)) == [1, 1, 1, 2]
     assert job.rows() == before
     assert job.unreferenced_files() == []
-    monkeypatch.setattr(TableSink, "write_rewrite", write)
+    monkeypatch.setattr(TableUpkeep, "write_rewrite", write)
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (done.rewritten_data_files, done.failed_groups, exit_code(done)) == (3, 0, 0)
     assert job.rows() == before
@@ -1071,16 +1071,16 @@ def test_others_change_one_of_several_groups(
 ) -> None:
     """The others are rewritten in the same run, and then this one."""
     job = job_of_three_regions(spark, tmp_path, files=2, together=3)
-    write, groups = TableSink.write_rewrite, list[int]()
+    write, groups = TableUpkeep.write_rewrite, list[int]()
 
-    def interrupted(self: TableSink, begun: RunningRewrite) -> bool:
+    def interrupted(self: TableUpkeep, begun: RunningRewrite) -> bool:
         groups.append(len(begun.groups))
         found = write(self, begun)
         if len(groups) == 1:
             spark.sql(f"DELETE FROM {job.target} WHERE id = 3").collect()
         return found
 
-    monkeypatch.setattr(TableSink, "write_rewrite", interrupted)
+    monkeypatch.setattr(TableUpkeep, "write_rewrite", interrupted)
     (done,) = maintain(spark, job.config(), ["orders"], dry_run=False)
     assert (done.error, done.added_data_files, done.failed_groups) == (None, 3, 0)
     assert groups == [3, 1, 1, 1]
@@ -1178,9 +1178,9 @@ def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_p
     job.write([("-D", {"id": 9, "region": "a"})])
     job.run()
     sink = only_sink(job)
-    keep = sink.oldest_needed(timedelta(0), 1)
+    keep = sink.upkeep.oldest_needed(timedelta(0), 1)
     assert keep is not None
-    assert sink.newest_table().upkeep().expire(timedelta(0), 1, keep) > 0
+    assert sink.upkeep.newest_table().upkeep().expire(timedelta(0), 1, keep) > 0
     left = {snapshot["snapshot_id"] for snapshot in job.snapshots()}
     assert tagged in left
     assert len(left) == 3, "it, and those of the index and of the position"
@@ -1190,7 +1190,7 @@ def test_expiry_keeps_what_tags_and_live_vectors_need(spark: SparkSession, tmp_p
     assert [{"id": row["id"], "region": row["region"]} for row in old] == at_tag
     job.java_table().manageSnapshots().removeTag("kept").commit()
     sink = only_sink(job)
-    assert sink.newest_table().upkeep().expire(timedelta(0), 1, sink.oldest_needed(timedelta(0), 1)) > 0
+    assert sink.upkeep.newest_table().upkeep().expire(timedelta(0), 1, sink.upkeep.oldest_needed(timedelta(0), 1)) > 0
     assert job.rows() == by_pyiceberg(job) == expected
     assert job.unreferenced_files() == []
 
@@ -1209,7 +1209,7 @@ def test_files_of_a_commit_that_is_still_to_come_are_no_orphans(spark: SparkSess
     other = Catalogs(spark, config).load(job.target)
     assert isinstance(other, IcebergTable)
     assert other.upkeep().remove_orphans(timedelta(days=1)) == []
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     changes.write(1)
     removed = list[str]()
     with before_commit(lambda: removed.extend(other.upkeep().remove_orphans(timedelta(days=1)))):
@@ -1237,7 +1237,7 @@ def test_files_outside_of_the_table_are_left_alone(spark: SparkSession, tmp_path
     (imported,) = elsewhere.glob("*.parquet")
     changes.write(2)
     job.run()
-    begun = only_sink(job).begin_rewrite(ALL_FILES)
+    begun = only_sink(job).upkeep.begin_rewrite(ALL_FILES)
     assert begun is not None
     assert len(begun.groups[0].files) == 4
     assert not any(file.path.endswith(imported.name) for file in begun.groups[0].files)
@@ -1274,17 +1274,17 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     for _ in range(2):
         changes.write(2)
         job.run()
-        credits.append(only_sink(job).credit(1))
+        credits.append(only_sink(job).upkeep.credit(1))
     assert 0 < credits[1] < credits[2]
-    assert only_sink(job).credit(2) == 2 * credits[2]
+    assert only_sink(job).upkeep.credit(2) == 2 * credits[2]
     job.table = {"merge_small_files": False, "maintenance": GREEDY}
     with looking_often(AT_THE_END):
         job.run()
     sink = only_sink(job)
-    assert 0 <= sink.credit(1) < credits[2]
+    assert 0 <= sink.upkeep.credit(1) < credits[2]
     assert len([file for file in job.files() if file["content"] == 0]) == 1
 
-    assert not sink.is_cleaning_due(timedelta(days=7)), "the table is new"
+    assert not sink.upkeep.is_cleaning_due(timedelta(days=7)), "the table is new"
     assert f"maintenance: {MaintenanceSection().of_own_table().shown}" in checked(spark, by_default(job))
     assert "snapshots stay, orphans stay" in checked(spark, by_default(job, id="another"))
     orphan = job.table_folder / "data" / "orphan.parquet"
@@ -1296,7 +1296,7 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
     sink.table.set_property("rowdelta.shop.cleaned", str(int(week * 1000)))
     Pipeline(spark, by_default(job)).run()
     assert not orphan.exists()
-    assert not only_sink(job).is_cleaning_due(timedelta(days=7))
+    assert not only_sink(job).upkeep.is_cleaning_due(timedelta(days=7))
     assert job.rows() == changes.expected()
     assert job.check_index() is not None
 
@@ -1392,7 +1392,7 @@ def test_a_table_with_equality_deletes_is_compacted_beside_the_stream(
     changes = Changes(job)
     changes.write(6)
     job.run()
-    table = only_sink(job).newest_table()
+    table = only_sink(job).upkeep.newest_table()
     sizes = sorted(
         int(row[0]) for row in spark.sql(f"SELECT file_size_in_bytes FROM {job.target}.data_files").collect()
     )
@@ -1431,7 +1431,7 @@ def test_a_compaction_of_all_files_keeps_deletes_that_came_meanwhile(spark: Spar
     for key in range(6):
         job.write([("+I", {"id": key, "region": "eu"})])
     job.run()
-    table = only_sink(job).newest_table()
+    table = only_sink(job).upkeep.newest_table()
     job.write([("-D", {"id": 1, "region": "eu"}), ("-D", {"id": 4, "region": "eu"})])
     job.write([("+I", {"id": 9, "region": "us"})])
     job.run()
@@ -1580,7 +1580,7 @@ def test_equality_deletes_stay_if_anything_is_in_doubt(
     def converted() -> int:
         (member,) = job.pipeline()._supervisor.members.values()
         assert member.sink is not None
-        number = member.sink.convert_equality_deletes()
+        number = member.sink.upkeep.convert_equality_deletes()
         assert job.rows() == list(rows.values())
         assert job.unreferenced_files() == []
         return number

@@ -108,7 +108,7 @@ def test_deletes_have_the_partitions_of_their_data_files(
     moved.run()
     moved.rows()
     sink = only_sink(moved)
-    sink.end_rewrite(rewritten_files(sink))
+    sink.upkeep.end_rewrite(rewritten_files(sink))
     left = {row["id"] for row in moved.rows()}
     assert not left & {0, 1, 2, 4, 7, 101, 104, 107, 3 * count, 3 * count + 5}
     assert {5, 3 * count + 1, 105} <= left

@@ -78,7 +78,7 @@ def test_row_ids_stay(spark: SparkSession, tmp_path: Path) -> None:
     before = spark.sql(f"SELECT {columns} FROM {job.target} ORDER BY id").collect()
     sink = only_sink(job)
     begun = rewritten_files(sink)
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     assert len(job.files()) == 1
     assert spark.sql(f"SELECT {columns} FROM {job.target} ORDER BY id").collect() == before
 
@@ -92,7 +92,7 @@ def test_rows_whose_key_is_null_that_others_deleted(spark: SparkSession, tmp_pat
     job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
     job.run()
     sink = only_sink(job)
-    assert sink.end_rewrite(rewritten_files(sink)) is not None
+    assert sink.upkeep.end_rewrite(rewritten_files(sink)) is not None
     assert len([file for file in job.files() if file["content"] == 0]) == 1
     left = {(n, str(n)) for n in (2, 5, 7, 8, 10, 11)} | {(None, "0"), (None, "6"), (1, "new")}
     assert set(map(tuple, spark.table(job.target).collect())) == left
@@ -109,7 +109,7 @@ def test_files_of_an_older_schema(spark: SparkSession, tmp_path: Path, version: 
     job.run()
     sink = only_sink(job)
     begun = rewritten_files(sink)
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     assert len([file for file in job.files() if file["content"] == 0]) == 1
     found = [{name: value for name, value in row.items() if name != "seq"} for row in job.rows()]
     assert found == [row | {"note": None} for row in changes.expected()]
@@ -132,7 +132,7 @@ def test_files_of_an_older_schema_of_structs(spark: SparkSession, tmp_path: Path
         spark.sql(f"ALTER TABLE {job.target} ADD COLUMN {place}.y int")
     sink = only_sink(replace(job, columns={}, configure_columns=False))
     begun = rewritten_files(sink)
-    assert sink.end_rewrite(begun) is not None
+    assert sink.upkeep.end_rewrite(begun) is not None
     assert len(job.files()) == 1
     new = {"z": 1, "y": None}
     rows = [row.asDict(recursive=True) for row in spark.table(job.target).orderBy("id").collect()]
@@ -162,7 +162,7 @@ def test_others_change_the_table_meanwhile(
         spark.sql(f"DELETE FROM {job.target} WHERE id = 3")
         del rows[3]
     with before_rewrite(job.compact) if what == "compaction at the commit" else nullcontext():
-        done = sink.end_rewrite(begun)
+        done = sink.upkeep.end_rewrite(begun)
     assert (done is not None) == (what == "append"), caplog.text
     assert job.rows() == [{"id": key, "region": region} for key, region in sorted(rows.items())]
     assert job.unreferenced_files() == []
@@ -234,9 +234,9 @@ def test_delete_files_of_a_large_table_are_merged(
     monkeypatch.setattr(rewritables, "_MOST_FILES", 2)
     sink = only_sink(job)
     for _ in range(40):  # which two files are looked at is drawn by lot
-        if (begun := sink.begin_rewrite(MERGING_DELETES)) is not None:
-            assert sink.write_rewrite(begun)
-            assert sink.end_rewrite(begun) is not None
+        if (begun := sink.upkeep.begin_rewrite(MERGING_DELETES)) is not None:
+            assert sink.upkeep.write_rewrite(begun)
+            assert sink.upkeep.end_rewrite(begun) is not None
     assert [(len(deletes), shared in deletes) for _, deletes in job.planned_files()] == [(2, True)] * 3
     assert keys(job.rows()) == keys(by_pyiceberg(job)) == left
     assert job.check_index() is not None
@@ -248,9 +248,9 @@ def test_positions_in_data_files_that_are_gone_are_left_out(spark: SparkSession,
     job.run()
     spark.sql(f"DELETE FROM {job.target} WHERE id < 100")
     sink = only_sink(job)
-    while (begun := sink.begin_rewrite(MERGING_DELETES)) is not None:
-        assert sink.write_rewrite(begun)
-        assert sink.end_rewrite(begun) is not None
+    while (begun := sink.upkeep.begin_rewrite(MERGING_DELETES)) is not None:
+        assert sink.upkeep.write_rewrite(begun)
+        assert sink.upkeep.end_rewrite(begun) is not None
     positions = job.spark.sql(f"SELECT DISTINCT file_path FROM {job.target}.position_deletes").collect()
     assert {row[0] for row in positions} == {path for path, _ in job.planned_files()}
     assert keys(job.rows()) == keys(by_pyiceberg(job)) == {key for key in left if key >= 100}
@@ -276,10 +276,10 @@ def test_a_merge_of_delete_files_gives_way(spark: SparkSession, tmp_path: Path, 
 
         with pytest.MonkeyPatch.context() as patch:
             patch.setattr(IcebergCommitter, "_send", send)
-            assert sink.end_rewrite(begun) is None
+            assert sink.upkeep.end_rewrite(begun) is None
         job.call("set_current_snapshot", f"snapshot_id => {last}")
     if what == "compaction":
-        assert sink.end_rewrite(begun) is None
+        assert sink.upkeep.end_rewrite(begun) is None
     assert keys(job.rows()) == left
     assert job.unreferenced_files() == []
     job.write([("-D", {"id": 60, "region": "new"})])
@@ -298,7 +298,7 @@ def test_a_crash_around_the_commit(spark: SparkSession, tmp_path: Path, fault: A
     sink = only_sink(job)
     begun = rewritten_files(sink)
     with crashing(fault), pytest.raises(CrashError):
-        sink.end_rewrite(begun)
+        sink.upkeep.end_rewrite(begun)
     changes.write(3)
     job.run()
     assert job.rows() == changes.expected()

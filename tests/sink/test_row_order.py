@@ -141,7 +141,7 @@ def test_row_ids_stay_with_their_rows(spark: SparkSession, tmp_path: Path) -> No
         assert len({row["_last_updated_sequence_number"] for row in before}) >= 3
         sink = only_sink(job)
         begun = rewritten_files(sink)
-        assert sink.end_rewrite(begun) is not None
+        assert sink.upkeep.end_rewrite(begun) is not None
         assert spark.sql(f"SELECT {columns} FROM {job.target} ORDER BY id").collect() == before
         ids = [row["id"] for path in data_files(job) for row in pq.read_table(path, columns=["id"]).to_pylist()]
         assert ids != sorted(ids), "or nothing was put in another order"
@@ -184,7 +184,7 @@ def test_a_filtered_scan_skips_files(spark: SparkSession, tmp_path: Path, kind: 
     for name, order in orders.items():
         job, rows = square(spark, tmp_path / name, kind, order)
         sink = only_sink(job)
-        assert sink.end_rewrite(rewritten_files(sink, EACH_ONCE)) is not None
+        assert sink.upkeep.end_rewrite(rewritten_files(sink, EACH_ONCE)) is not None
         assert job.rows() == rows
         files = len(data_files(job))
         assert FILES / 2 <= files <= FILES * 2
