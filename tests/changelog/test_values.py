@@ -7,7 +7,6 @@ import io
 import json
 import math
 import re
-import struct
 import uuid
 from collections.abc import Mapping, Sequence
 from decimal import Context, Decimal, Inexact, InvalidOperation
@@ -28,7 +27,6 @@ from changelog.values import convert, json_candidates, logical, spark_type
 
 ROOT = Path(__file__).parents[2]
 DOCUMENT = (ROOT / "docs" / "types.md").read_text(encoding="utf-8")
-SAMPLES = Path(__file__).parent / "samples"
 
 
 class Misfit:
@@ -231,97 +229,6 @@ def test_default_columns_are_types_that_values_convert_to() -> None:
 
 
 # Real messages --------------------------------------------------------------------------------------------------------
-
-
-def schema_type(schema: Mapping[str, Any]) -> WireType:
-    """A schema of Kafka Connect's JsonConverter."""
-    children = {part["field"]: schema_type(part) for part in schema.get("fields", ())}
-    if "items" in schema:
-        children["element"] = schema_type(schema["items"])
-    return WireType(schema["type"], schema.get("name"), schema.get("parameters", {}), children)
-
-
-def sample(server: str, row: int) -> tuple[dict[str, Any], dict[str, WireType]]:
-    """The first real message that has this row of `alltypes`, and its schema, if it carries one."""
-    for line in (SAMPLES / f"{server}.jsonl").read_text(encoding="utf-8").splitlines():
-        message = json.loads(line)
-        value = message["value"]
-        payload = value and value.get("payload", value)
-        if message["topic"].endswith("alltypes") and payload and (payload["after"] or {}).get("id") == row:
-            fields = value.get("schema", {}).get("fields", [])
-            after = [schema_type(part).children for part in fields if part["field"] == "after"]
-            return payload["after"], dict(after[0]) if after else {}
-    raise LookupError(row)
-
-
-HELD = {
-    "id": ("int", "1"),
-    "i2": ("smallint", "1"),
-    "f4": ("float", "1.5"),
-    "f8": ("double", "NaN"),
-    "n_un": ("string", "12345.678901234567890123"),
-    "n_12_2": ("decimal(12,2)", "1.10"),
-    "n_38_0": ("decimal(38,0)", "9" * 38),
-    "b": ("boolean", "true"),
-    "c": ("string", "ab   "),
-    "vc": ("string", "vc"),
-    "t": ("string", "t'\"\\n"),
-    "by": ("binary", "deadbeef"),
-    "d": ("date", "2026-11-21"),
-    "tm": ("int", "86399123"),
-    "tm6": ("bigint", "86399123456"),
-    "tmtz": ("string", "08:11:12Z"),
-    "ts": ("timestamp_ntz", "2026-11-21 01:02:03.123456"),
-    "ts3": ("timestamp_ntz", "2026-11-21 01:02:03.123000"),
-    "tstz": ("timestamp", "2026-11-20 20:02:03.123456+00:00"),
-    "iv": ("bigint", "37091106700000"),
-    "u": ("string", "11111111-2222-3333-4444-555555555555"),
-    "js": ("string", '{"a": 1,  "b":[1,2]}'),
-    "jb": ("string", '{"a": 1, "b": [1, 2]}'),
-    "x": ("string", "<a>1</a>"),
-    "ia": ("array<int>", [1, None, 3]),
-    "ta": ("array<string>", ["a", None, "b,c"]),
-    "na": ("array<decimal(10,2)>", [Decimal("1.10"), Decimal("2.20")]),
-    "m": ("string", "ok"),
-    "hs": ("string", '{"a":"1","b":null}'),
-    "ip": ("string", "10.0.0.1/24"),
-    "mny": ("decimal(38,2)", "12.34"),
-    "bits": ("binary", "0a"),
-    "pt": ("binary", struct.pack("<BIdd", 1, 1, 1.5, 2).hex()),
-    "rng": ("string", "[1,10)"),
-}
-"""Row 1 of `alltypes` by column: the column's type from the schema, and what the database held."""
-
-
-@pytest.mark.parametrize("column", HELD)
-@pytest.mark.parametrize("server", ["pgenv", "pgnull"])
-def test_every_postgres_type(server: str, column: str) -> None:
-    """With the schema that Debezium sent: `pgnull`'s messages have none, but are of the same types."""
-    row, _ = sample(server, 1)
-    _, schema = sample("pgenv", 1)
-    sql, held = HELD[column]
-    assert spark_type(schema[column]).simpleString() == sql
-    assert both_ways(json.dumps(row[column]), schema[column], sql) == held
-
-
-def test_arrays_of_real_timestamps() -> None:
-    row, schema = sample("pgenv", 1)
-    found = both_ways(json.dumps(row["tsa"]), schema["tsa"], spark_type(schema["tsa"]).simpleString())
-    assert [str(value) for value in found] == ["2026-01-01 00:00:00+00:00"]
-
-
-def test_real_infinities_and_far_dates() -> None:
-    _, schema = sample("pgenv", 1)
-    infinite, _ = sample("pgj", 2)
-    for column in ("d", "ts", "tstz"):
-        sql = spark_type(schema[column]).simpleString()
-        assert both_ways(json.dumps(infinite[column]), schema[column], sql) == "misfit"
-    far, _ = sample("pgj", 3)
-    assert both_ways(json.dumps(far["d"]), schema["d"], "date") == "9999-12-31"
-    assert both_ways(json.dumps(far["ts"]), schema["ts"], "timestamp_ntz") == "0001-01-01 00:00:00"
-    micros = np.datetime64("-0043-03-15", "us").astype(int)  # 44 BC, which Python's datetime can't hold
-    assert fits([far["tstz"]], pa.string(), _TYPES["timestamp"]) == [micros]
-    assert both_ways(json.dumps(far["n_un"]), schema["n_un"], "decimal(38,18)") == "0E-18"
 
 
 def test_string_modes() -> None:
