@@ -236,7 +236,7 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
     ],
     # further combinations of what `tests/memory` plays with each driver, and `make test-all` with one
     "sink/test_first_contact.py": [
-        "check_at_each_window[debezium-json-entry0]",
+        "check_at_each_window[debezium-json",
         "check_at_each_window[debezium-avro-entry1]",
     ],
     "sink/test_amoro.py": [
@@ -253,13 +253,18 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
         "not_before_there_are_enough_files[3",
     ],
     "sink/test_partitions_of_deletes.py": ["files_of_a_spec_by_floats_that_others_left"],
-    # random stories: those of `tests/memory` and of `sink/test_properties.py` come first
+    # random stories with Spark: those of `tests/memory` come first
     "delta/test_properties.py": ["*"],
+    "sink/test_properties.py": ["the_table_equals_the_source"],
+    # `test_package.py` runs the other demo, and many jobs have both formats
+    "test_demo.py": ["the_demo_proves_its_tables_and_can_be_run_again[iceberg]"],
+    "delta/test_session.py": ["a_session_with_both_formats"],
     "sink/test_zip_bomb.py": ["batches_of_messages_that_grow"],
     # processes that race for each version of a log
     "delta/test_log.py": ["two_processes_at_once", "foreign_changes_in_another_partition_refuse_ours"],
     # a benchmark, and a soak of 300 micro-batches
     "sink/test_requests.py": ["*"],
+    "benchmarks/test_peers.py": ["a_case_is_measured"],
     "benchmarks/test_soak.py": ["a_short_soak_ends_with_tables_that_equal_the_source"],
 }
 """As `PROOF`."""

@@ -86,11 +86,8 @@ def command(job: DeltaJob, name: str, *options: str) -> list[str]:
     return printed.getvalue().splitlines()
 
 
-def follow(job: CatalogJob, *, whole: bool = True) -> None:
-    """Micro-batches, restarts, what others do by the table's name, and the commands.
-
-    :param whole: also a RESTORE, and the commands that look back.
-    """
+def follow(job: CatalogJob) -> None:
+    """Micro-batches, restarts, what others do by the table's name, a RESTORE, and the commands."""
     assert command(job, "status") == [f"{job.target}: does not exist yet; rowdelta run creates it"]
     assert any("will be created" in line for line in command(job, "check"))
     job.change(*(("+I", row(key)) for key in range(6)), first=0)
@@ -113,8 +110,7 @@ def follow(job: CatalogJob, *, whole: bool = True) -> None:
     assert job.by_name() == job.rows() == expected
     assert job.check_index() is not None
 
-    if whole:
-        _look_back(job, first)
+    _look_back(job, first)
     letters_by_name = f"spark_catalog.{job.namespace}.dead_letters"
     assert [found.value for found in job.spark.table(letters_by_name).collect()] == [b"no JSON"]
 
@@ -126,9 +122,8 @@ def follow(job: CatalogJob, *, whole: bool = True) -> None:
     expected = [{**found, "note": None} for found in expected]
     expected[3] = row(4, "us", note="new")
     assert job.by_name() == job.rows() == expected
-    if whole:
-        job.columns = before
-        _restore(job, first)
+    job.columns = before
+    _restore(job, first)
     assert [found.value for found in job.spark.table(letters_by_name).collect()] == [b"no JSON"]
     job.check()
     assert job.check_index() is not None
@@ -174,7 +169,7 @@ def main(folder: Path) -> None:
     with ivy_to_itself():
         job.spark = session.start(Config.model_validate(values), short=True)
     assert job.spark.conf.get("spark.sql.catalogImplementation") == "hive"
-    follow(job, whole=False)
+    follow(job)
     session.stop(job.spark)
     print("done")
 

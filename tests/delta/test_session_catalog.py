@@ -1,18 +1,12 @@
-"""Tables of Spark's session catalog (`spark_catalog: true`): in memory, and in a Hive metastore."""
+"""Tables of Spark's session catalog (`spark_catalog: true`), which is a Hive metastore."""
 
 from pathlib import Path
 
 import pytest
-from pyspark.sql import SparkSession
 
-from tests.delta.catalog_story import follow, job_in
 from tests.delta.own_process import follow_in_own_process
 
 pytestmark = pytest.mark.spark
-
-
-def test_in_memory(spark: SparkSession, tmp_path: Path) -> None:
-    follow(job_in(spark, tmp_path))
 
 
 def test_in_a_hive_metastore(tmp_path: Path) -> None:

@@ -51,7 +51,7 @@ ROWS = [{"id": 1, "region": "ch"}, {"id": 2, "region": "us"}]
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize(("empty", "kind"), [(True, "v3"), (False, "v2"), (True, "delta"), (False, "delta")])
+@pytest.mark.parametrize(("empty", "kind"), [(True, "v3"), (False, "v2"), (True, "delta")])
 def test_the_source_is_read_again(make: Callable[..., Job], kind: str, empty: bool) -> None:
     job = make(kind)
     write(job)
