@@ -100,8 +100,11 @@ def delete_files(spark: SparkSession, table: str) -> list[tuple[int, str]]:
     return sorted({(row.content, row.file_format) for row in found})
 
 
-@pytest.mark.parametrize(("deletes", "version"), [("position", "2"), ("position", "3"), ("equality", "2")])
-@pytest.mark.parametrize("partition_by", [[], ["bucket(4, id)"], ["region"]], ids=["unpartitioned", "bucket", "region"])
+@pytest.mark.parametrize(
+    ("partition_by", "deletes", "version"),
+    [([], "position", "2"), (["region"], "position", "3"), (["bucket(4, id)"], "equality", "2")],
+    ids=["unpartitioned-position-2", "region-position-3", "bucket-equality-2"],
+)
 def test_table_equals_source(
     spark: SparkSession,
     tmp_path: Path,

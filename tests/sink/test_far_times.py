@@ -35,20 +35,18 @@ def shown(year: str) -> tuple[str, str, str]:
     return f"{year}-03-15", f"{year}-03-15 23:59:58", f"{year}-03-15 23:59:58"
 
 
-@pytest.mark.parametrize("deletes", ["position", "equality"])
 @pytest.mark.parametrize(
-    ("key", "partition_by"),
+    ("key", "partition_by", "deletes"),
     [
-        (["id"], []),
-        (["id"], ["day"]),
-        (["id"], ["at"]),
-        (["id"], ["wall"]),
-        (["id"], ["day(at)"]),
-        (["id"], ["month(day)", "hour(wall)"]),
-        (["day"], ["year(day)"]),
-        (["at", "wall"], ["bucket(4, at)"]),
+        (["id"], [], "equality"),
+        (["id"], ["day"], "position"),
+        (["id"], ["at"], "equality"),
+        (["id"], ["wall"], "position"),
+        (["id"], ["day(at)"], "equality"),
+        (["id"], ["month(day)", "hour(wall)"], "position"),
+        (["day"], ["year(day)"], "equality"),
+        (["at", "wall"], ["bucket(4, at)"], "position"),
     ],
-    ids=lambda value: "_".join(value) or "none",
 )
 def test_far_years(
     spark: SparkSession,
