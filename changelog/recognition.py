@@ -8,7 +8,7 @@ Callers pass a sample of some hundred messages, since this module looks at messa
 """
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -169,35 +169,6 @@ def kind_options(columns: Mapping[str, Iterable[object]]) -> Options | None:
                 mapped = {kind: meant[0] if len(meant) == 1 else meant for kind, meant in spelled.items()}
                 return tuple(sorted({"column": name, **mapped}.items()))
     return None
-
-
-def json_rows(format_name: str, values: Iterable[bytes | None]) -> Iterator[tuple[bool, dict[str, Any]]]:
-    """The rows in JSON messages of a format: a flag that says whether the row is an insert, and the row. Messages that
-    can't be read are left out. For an update, the row is the row after the update.
-    """
-    for value in values:
-        try:
-            document = parse(value or b"null")
-        except (ValueError, RecursionError):
-            continue
-        if isinstance(document, dict) and set(document) == {"schema", "payload"}:
-            document = document["payload"]
-        if not isinstance(document, dict):
-            continue
-        metadata = document.get("metadata")
-        said = document.get("op", document.get("op_type", document.get("type", "")))
-        if format_name == "dms-json" and isinstance(metadata, dict):
-            said = metadata.get("operation")
-        rows: Any = [document]
-        if format_name == "canal-json":
-            rows = document.get("data") or []
-        elif format_name in ("maxwell-json", "dms-json"):
-            rows = [document.get("data")]
-        elif format_name == "ogg-json" or (format_name == "debezium-json" and "op" in document):
-            rows = [document.get("after") or document.get("before")]
-        for row in rows if isinstance(rows, list) else []:
-            if isinstance(row, dict):
-                yield str(said).lower() in ("c", "r", "i", "insert", "load", "bootstrap-insert"), row
 
 
 def _one(key: bytes | None, value: bytes, schemas: Schemas | None) -> Recognized | Unrecognized:

@@ -577,7 +577,7 @@ def _init(args: argparse.Namespace) -> int:
         results = initialize.from_kafka(
             args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
         )
-    for line in proposal.told(results):
+    for line in proposal.told("kafka" if args.files is None else "files", results):
         print(printable(line))
     print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
     return 0

@@ -4,10 +4,9 @@ A plain Kafka client reads the topics, and PyArrow reads the files. So all this 
 """
 
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import KW_ONLY, dataclass, field, replace
 from pathlib import Path
-from typing import Any
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,13 +14,14 @@ from pyspark.sql.pandas.types import from_arrow_schema
 
 from changelog.changes import RAW_SCHEMA, BadOptionError, UnavailableError
 from changelog.parse.schema_registry import Registry, RegistryError
-from changelog.recognition import Recognized, json_rows, kind_options, recognize
-from changelog.values.encoded import looks_like_base64
+from changelog.recognition import Recognized, kind_options, recognize
+from changelog.values.encoded import MAYBE_BASE64
 from sink.config import Config, SinkSection, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.run.columns import column_type
 from sink.run.inference import infer_fields, message_keys, of_one_table, raw_records, source_tables
+from sink.run.plan import can_be_column
 from sink.sources.kafka_client import Broker, Message
 from sink.targets.capabilities import ICEBERG
 
@@ -43,25 +43,6 @@ _ORDER_COLUMNS = (
 )  # fmt: skip
 """Names of columns that say which change of a key is the last, in lower case. The most reliable names come first."""
 _ORDERED = re.compile(r"tinyint|smallint|int|bigint|decimal\(.*|date|timestamp.*")
-_ORDER_PATHS: Mapping[str, Sequence[tuple[str, str]]] = {
-    "debezium-json": (("source.lsn", "bigint"), ("source.pos", "bigint"), ("ts_ms", "bigint")),
-    "canal-json": (("id", "bigint"), ("es", "bigint")),
-    "maxwell-json": (("xid", "bigint"), ("xoffset", "bigint"), ("ts", "bigint")),
-    "ogg-json": (("pos", "string"), ("op_ts", "string")),
-    "dms-json": (("metadata.timestamp", "string"),),
-}
-"""Paths in messages from files that can order them. Of those that all messages have, the first one is taken; for
-Maxwell, all are.
-"""
-
-_DECIMAL = re.compile(r"[+-]?\d+\.\d+")
-_TIME = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?(Z|[+-]\d\d:?\d\d)")
-_WALL_CLOCK = re.compile(r"\d{4}-\d\d-\d\d[T ]\d\d:\d\d:\d\d(\.\d+)?")
-_DATE = re.compile(r"\d{4}-\d\d-\d\d")
-_DAY_NAME = re.compile(r"(^|_)(d|dt|date|day|dob|birth\w*)(_|$)|date$|_on$", re.IGNORECASE)
-_MICROSECONDS = range(10**14, 4 * 10**15)
-_MILLISECONDS = range(10**11, 4 * 10**12)
-_DAYS = range(40_000)
 
 
 @dataclass(frozen=True)
@@ -69,15 +50,12 @@ class Found:
     """A changelog.
 
     :param name: the topic's name, or the directory of the files.
-    :param key: key columns; empty if nothing states them.
+    :param key: key columns.
     :param looked_at: how many messages were looked at.
     :param key_is_stated: every message states this key, so the configuration doesn't have to.
-    :param key_is_guess: only the column's name suggests that it is the key.
     :param columns: name -> Spark SQL type, if no schema states the types.
-    :param remarks: column -> what else its type may be.
-    :param empty: fields that are null in all messages, likewise.
     :param excluded: fields that can't be columns.
-    :param order_by: columns or paths that order the changes, for files only.
+    :param order_by: columns that order the changes, for files only.
     :param parquet: whether the files are Parquet.
     :param tables: the source's tables that the messages name, the first one first, with their numbers of messages. All
         else is of the first one.
@@ -88,10 +66,7 @@ class Found:
     key: tuple[str, ...]
     looked_at: int
     key_is_stated: bool = False
-    key_is_guess: bool = False
     columns: Mapping[str, str] = field(default_factory=dict)
-    remarks: Mapping[str, str] = field(default_factory=dict)
-    empty: Sequence[str] = ()
     excluded: Sequence[str] = ()
     order_by: Sequence[str] = ()
     parquet: bool = False
@@ -103,7 +78,6 @@ class LeftOut:
     """A topic or directory that doesn't become a table.
 
     :param internal: the topic belongs to Kafka, Connect or another program.
-    :param asked_for: False if `--topics` doesn't match the topic.
     :param needs_registry: only a schema registry could say what the messages are.
     """
 
@@ -111,7 +85,6 @@ class LeftOut:
     reason: str
     _: KW_ONLY
     internal: bool = False
-    asked_for: bool = True
     needs_registry: bool = False
 
 
@@ -152,7 +125,6 @@ def topics(
     result: list[Found | LeftOut] = [
         LeftOut(name, reason, internal=True) for name in chosen if (reason := own_topic(name)) is not None
     ]
-    result += [LeftOut(name, "not asked for", asked_for=False) for name in existing if name not in set(chosen)]
     empty = 0
     for number, (name, messages) in enumerate(broker.sample(names, SAMPLE)):
         progress(number, len(names))
@@ -247,21 +219,18 @@ def _parquet(name: str, files: Sequence[Path], key: Sequence[str], order_by: Seq
     with pq.ParquetFile(files[0]) as file:
         schema = file.schema_arrow
         texts = [f.name for f in schema if pa.types.is_string(f.type) or pa.types.is_integer(f.type)]
-        rows = next(file.iter_batches(1000), None) if file.metadata.num_rows else None
+        rows = next(file.iter_batches(1000, columns=texts), None) if file.metadata.num_rows else None
     if rows is None:
         return LeftOut(name, "no rows yet")
-    options = kind_options(
-        {text: rows.column(text).unique().to_pylist() for text in texts if text in rows.schema.names}
-    )
+    options = kind_options({text: rows.column(text).unique().to_pylist() for text in rows.schema.names})
     if options is None:
         return LeftOut(name, f"no column with the kind of change among {', '.join(schema.names)}")
     kind = dict(options).get("column", "row_kind")
     if pa.types.is_integer(schema.field(str(kind)).type):
         options = tuple(sorted({**dict(options), "column_type": "integer"}.items()))
     types = {f.name: f.dataType.simpleString() for f in from_arrow_schema(schema) if f.name != kind}
-    what = Recognized("row-kind", options, has_schema=True)
-    found = _keyed(name, what, types, [(False, row) for row in rows.to_pylist()], key)
-    return _ordered(found, types, rows.to_pylist(), order_by, parquet=True)
+    found = _keyed(name, Recognized("row-kind", options, has_schema=True), types, rows.num_rows, frozenset(), key)
+    return _ordered(replace(found, parquet=True) if isinstance(found, Found) else found, types, order_by)
 
 
 def _json_lines(name: str, files: Sequence[Path], key: Sequence[str], order_by: Sequence[str]) -> Found | LeftOut:
@@ -278,16 +247,7 @@ def _json_lines(name: str, files: Sequence[Path], key: Sequence[str], order_by: 
         return LeftOut(name, what.reason, internal=what.internal)
     columns = {field.name: [None] * len(lines) for field in RAW_SCHEMA} | {"value": lines}
     found = _found(name, what, pa.table(columns, schema=RAW_SCHEMA), {}, key)
-    paths = _ORDER_PATHS.get(what.format)
-    if isinstance(found, LeftOut):
-        return found
-    if paths is None or order_by:
-        return _ordered(found, found.columns, [row for _, row in json_rows(what.format, lines)], order_by)
-    messages = [row for _, row in json_rows("", lines)]
-    there = [f"{path} {dtype}" for path, dtype in paths if all(_at(message, path) is not None for message in messages)]
-    if not there:
-        return LeftOut(name, "nothing in the messages orders them; give --order-by")
-    return replace(found, order_by=there if what.format == "maxwell-json" else there[:1])
+    return _ordered(found, found.columns if isinstance(found, Found) else {}, order_by)
 
 
 def _found(
@@ -304,161 +264,67 @@ def _found(
     try:
         tables = source_tables(source, records)
         records = of_one_table(source, records, ())
-        types = {column: column_type(dtype) for column, dtype in infer_fields(source, records).items()}
+        observed = infer_fields(source, records)
+        types = {column: column_type(dtype) for column, dtype in observed.items()}
+        base64 = [column for column, dtype in observed.items() if dtype == MAYBE_BASE64]
+        if base64:
+            what = _noted(what, f"{', '.join(base64)}: texts like base64, as which Debezium sends decimals")
         stated = message_keys(source, records)
     except UnavailableError:
         raise
     except Exception as error:  # noqa: BLE001 - a message that a decoder fails on must not stop `init`
-        what = replace(what, note="; ".join(filter(None, [what.note, f"no columns could be inferred: {error}"])))
-    rows = list(json_rows(what.format, records.column("value").to_pylist()))
-    if len(stated) == 1:
-        what = replace(what, key=next(iter(stated)) or what.key)
-    found = _keyed(name, what, types, rows, key)
-    if isinstance(found, Found):
-        return replace(found, key_is_stated=stated == {found.key}, tables=tables)
-    return found
+        what = _noted(what, f"no columns could be inferred: {error}")
+    found = _keyed(name, what, types, records.num_rows, stated, key)
+    return replace(found, tables=tables) if isinstance(found, Found) else found
+
+
+def _noted(what: Recognized, note: str) -> Recognized:
+    return replace(what, note="; ".join(filter(None, [what.note, note])))
 
 
 def _keyed(
     name: str,
     what: Recognized,
     types: Mapping[str, str],
-    rows: Sequence[tuple[bool, Mapping[str, Any]]],
+    looked_at: int,
+    stated: Collection[tuple[str, ...]],
     given: Sequence[str],
 ) -> Found | LeftOut:
-    excluded = sorted(column for column in types if not _can_be_column(column, types))
+    """The changelog with its key: what all messages state, or what is given."""
+    lower = [column.lower() for column in types]
+    excluded = sorted(c for c in types if lower.count(c.lower()) > 1 or not can_be_column(c, ICEBERG))
     columns = {column: dtype for column, dtype in types.items() if column not in excluded}
-    remarks, empty = {}, list[str]()
-    if not what.has_schema:
-        valued = {column for _, row in rows for column, value in row.items() if value is not None}
-        names = dict.fromkeys(column for _, row in rows for column in row if not column.startswith("__"))
-        empty = [column for column in names if column not in valued and column not in types]
-        for column, dtype in columns.items():
-            values = [row[column] for _, row in rows if row.get(column) is not None]
-            remark = guess(column, dtype, values, is_debezium=what.format == "debezium-json")
-            if remark:
-                remarks[column] = remark
-    key, is_guess = what.key, False
-    if not key and given and set(given) <= types.keys():
+    key = (next(iter(stated)) if len(stated) == 1 else ()) or what.key
+    if not key and set(given) <= types.keys():
         key = tuple(given)
-    elif not key and what.format != "debezium-json":
-        key = _guessed_key(name, columns, rows)
-        is_guess = bool(key)
+    if not key:
+        return LeftOut(name, _no_key(what.format))
     if what.format != "avro" and not set(key) <= columns.keys():
         # with Avro, the key's columns may be only in the message's key
         return LeftOut(name, f"its key {', '.join(key)} is no column of its rows: {', '.join(columns)}")
     if any("${" in text for text in (name, *key, *excluded, *columns, *columns.values())):
         return LeftOut(name, "a name has ${ in it, which means an environment variable in a configuration")
     shown = {} if what.has_schema else columns
-    return Found(
-        name,
-        what,
-        key,
-        len(rows),
-        key_is_guess=is_guess,
-        columns=shown,
-        remarks=remarks,
-        empty=empty,
-        excluded=excluded,
-    )
+    return Found(name, what, key, looked_at, key_is_stated=set(stated) == {key}, columns=shown, excluded=excluded)
 
 
-def _guessed_key(
-    name: str, columns: Mapping[str, str], rows: Sequence[tuple[bool, Mapping[str, Any]]]
-) -> tuple[str, ...]:
-    """The column that has a typical key's name, and whose values could be a key."""
-    table = re.split(r"[./]", name)[-1].lower()
-    likely = ("id", f"{table}_id", f"{table.removesuffix('s')}_id", f"{table}id")
-    for column in columns:
-        values = [row.get(column) for _, row in rows]
-        new = [row.get(column) for is_new, row in rows if is_new]
-        if column.lower() in likely and None not in values and len(set(map(str, new))) == len(new):
-            return (column,)
-    return ()
+def _no_key(kind: str) -> str:
+    if kind in ("debezium-json", "debezium-avro", "avro"):
+        return (
+            f"{kind}, but its messages have no key: give the source's table a primary key, or name columns with --key"
+        )
+    return f"{kind}, but its messages don't say which columns are the key; name them with --key"
 
 
-def _ordered(
-    found: Found | LeftOut,
-    types: Mapping[str, str],
-    rows: Sequence[Mapping[str, Any]],
-    given: Sequence[str],
-    *,
-    parquet: bool = False,
-) -> Found | LeftOut:
-    """The changelog with the column that orders the changes in its files."""
+def _ordered(found: Found | LeftOut, types: Mapping[str, str], given: Sequence[str]) -> Found | LeftOut:
+    """The changelog with the column that orders the changes in its files: what is given, or a usual name."""
     if isinstance(found, LeftOut):
         return found
-    if given:
-        names = [text.split()[0] for text in given]
-        if parquet and not set(names) <= types.keys():
-            return LeftOut(found.name, f"it has no column {' and '.join(sorted(set(names) - types.keys()))}")
-        return replace(found, order_by=list(given), parquet=parquet)
-    lower = {name.lower(): name for name in types}
-    for likely in _ORDER_COLUMNS:
-        name = lower.get(likely)
-        if name is None or not _ORDERED.fullmatch(types[name]) or any(row.get(name) is None for row in rows):
-            continue
-        return replace(found, order_by=[name], parquet=parquet)
-    return LeftOut(found.name, f"no column says which change is the last, among {', '.join(types)}; give --order-by")
-
-
-def guess(column: str, dtype: str, values: Sequence[Any], *, is_debezium: bool) -> str:
-    """A comment that says what else a column's type may be, since JSON doesn't state types. Empty if there is no doubt.
-
-    :param dtype: the type that was inferred from the values.
-    """
-    if not values:
-        return "every value is null so far"
-    texts = [str(value) for value in values]
-    if dtype == "double":
-        return "a number with a fraction; if it is a decimal in the source, write decimal(p,s)"
-    if dtype == "string" and any(isinstance(value, dict | list) for value in values):
-        return "JSON text of an object or array"
-    if dtype == "string":
-        return _guess_of_text(texts, is_debezium=is_debezium)
-    if dtype in ("int", "bigint"):
-        return _guess_of_integers(column, [value for value in values if isinstance(value, int)], is_debezium)
-    return ""
-
-
-def _guess_of_integers(column: str, numbers: Sequence[int], is_debezium: bool) -> str:
-    if not numbers:
-        return ""
-    computed = "a computed column makes it a timestamp: {{type: timestamp, expression: timestamp_{}({})}}"
-    if all(number in _MICROSECONDS for number in numbers):
-        way = "then write timestamp_ntz" if is_debezium else computed.format("micros", column)
-        return f"may be a time in microseconds: {way}"
-    if all(number in _MILLISECONDS for number in numbers):
-        if is_debezium:
-            way = f"then write timestamp_ntz, and format_options: {{milliseconds: [{column}]}} under source"
-            return f"may be a time in milliseconds: {way}"
-        return f"may be a time in milliseconds: {computed.format('millis', column)}"
-    if is_debezium and all(number in _DAYS for number in numbers) and _DAY_NAME.search(column):
-        return "may be a date in days since 1970: then write date"
-    return ""
-
-
-def _guess_of_text(texts: Sequence[str], *, is_debezium: bool) -> str:
-    if all(map(_DECIMAL.fullmatch, texts)):
-        also = ", and format_options: {decimal.handling.mode: string}" if is_debezium else ""
-        return f"may be a decimal as text: then write decimal(p,s){also}"
-    for pattern, dtype in ((_TIME, "timestamp"), (_WALL_CLOCK, "timestamp_ntz"), (_DATE, "date")):
-        if all(map(pattern.fullmatch, texts)):
-            return f"may be a {dtype}: then write {dtype}"
-    if is_debezium and looks_like_base64(pa.array(texts)):
-        return "base64: a decimal (then write decimal(p,s), as the source has it) or bytes (binary)"
-    return ""
-
-
-def _can_be_column(name: str, types: Mapping[str, str]) -> bool:
-    namesake = any(other != name and other.lower() == name.lower() for other in types)
-    return not (
-        namesake or name in ICEBERG.reserved_columns or name.startswith("_rowdelta_") or "." in name or "'" in name
-    )
-
-
-def _at(message: Mapping[str, Any], path: str) -> Any:
-    found: Any = message
-    for part in path.split("."):
-        found = found.get(part) if isinstance(found, dict) else None
-    return found
+    usual = {name.lower(): name for name, dtype in types.items() if _ORDERED.fullmatch(dtype)}
+    order_by = list(given) or [usual[name] for name in _ORDER_COLUMNS if name in usual][:1]
+    if not order_by:
+        names = ", ".join(types)
+        return LeftOut(
+            found.name, f"no column says which change is the last, among {names}; give --order-by, also as a path"
+        )
+    return replace(found, order_by=order_by)

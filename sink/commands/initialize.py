@@ -14,7 +14,7 @@ from sink.commands import discovery, proposal
 from sink.commands.discovery import Found, LeftOut
 from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
-from sink.redaction import remember
+from sink.redaction import is_secret, masked, remember
 from sink.sources import kafka_client
 from sink.sources.kafka_client import JAAS, Broker
 
@@ -23,6 +23,8 @@ _PEM = {
     f"{kafka_client.PREFIX}ssl.key.location": f"{kafka_client.PREFIX}ssl.keystore.key",
 }
 """librdkafka's option with a file -> Java's with the file's content."""
+_REFERENCE = re.compile(r"\$\{(?:file:(?!-)[^}:]+|[A-Za-z_]\w*)\}")
+"""One reference without a default value."""
 _USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
 
 
@@ -57,7 +59,7 @@ def from_kafka(
         given[f"{REGISTRY_PREFIX}url"] = registry
     clear = {name: _resolved(name, value, output.resolve().parent) for name, value in given.items()}
     remember(clear)
-    written = {name: proposal.hidden(name, value, _variable(name)) for name, value in given.items()}
+    written = {name: hidden(name, value, _variable(name)) for name, value in given.items()}
     secrets = {_variable(name): clear[name] for name in given if written[name] != given[name]}
     in_file = _for_java(written)
     client = _for_java(clear)
@@ -181,6 +183,15 @@ def _resolved(name: str, value: str, folder: Path) -> str:
         return REFERENCE.sub(lambda reference: resolve(reference, folder), value)
     except ValueError as error:
         raise ConfigError(f"--option {name} {error}") from None
+
+
+def hidden(name: str, value: str, variable: str) -> str:
+    """An option's value as the file may have it. A secret becomes `${variable}`, unless the whole value is a reference
+    already. A value with a reference and other text may also contain a secret, so it is replaced too.
+    """
+    if _REFERENCE.fullmatch(value) or not (is_secret(name) or masked(value) != value):
+        return value
+    return f"${{{variable}}}"
 
 
 def _variable(name: str) -> str:

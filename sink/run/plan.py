@@ -77,7 +77,7 @@ def plan_table(
                 "columns."
             )
         can = config.capabilities(section.target)
-        unfit = [name for name in wanted.names if not _can_be_column(name, can)]
+        unfit = [name for name in wanted.names if not can_be_column(name, can)]
         if unfit:
             raise ConfigError(
                 f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
@@ -270,7 +270,7 @@ def evolved_columns(plan: TablePlan, observed: Observed, can: Capabilities) -> d
                 f"{target}: messages have a field {shown!r}, and there is {known[name.lower()]!r} too: Spark can't "
                 f"tell them apart. {advice}"
             )
-        if not _can_be_column(name, can):
+        if not can_be_column(name, can):
             raise TableError(
                 f"{target}: messages have a field {shown!r}; a column's name can't have . or ' or control characters, "
                 f"be empty or longer than {_LONGEST_NAME}, begin with {PREFIX} or be one of {can.name}'s own. {advice}"
@@ -349,7 +349,8 @@ def _has_more(dtype: T.DataType, column: T.DataType) -> bool:
     return False
 
 
-def _can_be_column(name: str, can: Capabilities) -> bool:
+def can_be_column(name: str, can: Capabilities) -> bool:
+    """Whether a table can have a column of this name."""
     if not 0 < len(name) <= _LONGEST_NAME or _NOT_IN_NAMES.search(name):
         return False
     return not ("." in name or "'" in name or name.startswith(PREFIX) or name in can.reserved_columns)

@@ -12,7 +12,7 @@ from changelog.recognition import Recognized, recognize
 from sink import config
 from sink.commands import proposal, training
 from sink.commands.discovery import Found, LeftOut, directories
-from sink.commands.initialize import from_kafka
+from sink.commands.initialize import from_kafka, hidden
 from sink.config import SourceSection
 from sink.errors import ConfigError
 from sink.redaction import is_secret, masked
@@ -136,11 +136,11 @@ def test_init_refuses_options_that_the_registrys_client_lacks(tmp_path: Path) ->
     ],
 )
 def test_init_writes_no_secret_that_stands_beside_a_reference(name: str, value: str) -> None:
-    assert proposal.hidden(name, value, "V") == "${V}"
+    assert hidden(name, value, "V") == "${V}"
 
 
 def test_init_keeps_references() -> None:
-    assert proposal.hidden("kafka.sasl.password", "${PASSWORD}", "V") == "${PASSWORD}"
+    assert hidden("kafka.sasl.password", "${PASSWORD}", "V") == "${PASSWORD}"
 
 
 PLACE = proposal.Place("kafka", {"kafka.bootstrap.servers": "b:9092"}, Path("/tmp"))
@@ -160,8 +160,7 @@ def test_names_in_messages_stay_in_comments(tmp_path: Path) -> None:
     "name", ["a\u0085b", "a\u2028b", "a\u007fb", "a\U0001f600b", "a\u00a0b", 'a"\\b: #', "é" * 200]
 )
 def test_columns_are_written_as_they_are(tmp_path: Path, name: str) -> None:
-    remarks = {name: "every value is null so far"}
-    found = Found("orders", Recognized("debezium-json"), (name,), 1, columns={name: "int"}, remarks=remarks)
+    found = Found("orders", Recognized("debezium-json"), (name,), 1, columns={name: "int"})
     (tmp_path / "sink.yaml").write_text(proposal.write(PLACE, [found]), encoding="utf-8")
     (table,) = config.load(tmp_path / "sink.yaml").tables
     assert table.key == [name]

@@ -6,8 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from sink.commands import proposal
-from sink.commands.initialize import from_kafka
+from sink.commands.initialize import from_kafka, hidden
 from sink.errors import ConfigError
 from tests.sink.test_config import KAFKA, load_text, refusal
 
@@ -88,4 +87,4 @@ def test_init_takes_and_keeps_files(tmp_path: Path) -> None:
     option = "kafka.sasl.password=${file:nowhere}"
     with pytest.raises(ConfigError, match=r"--option kafka\.sasl\.password uses \$\{file:nowhere\}.*can't be read"):
         from_kafka("127.0.0.1:9", tmp_path / "sink.yaml", options=[option])
-    assert proposal.hidden("kafka.sasl.password", "${file:/run/secrets/kafka}", "V") == "${file:/run/secrets/kafka}"
+    assert hidden("kafka.sasl.password", "${file:/run/secrets/kafka}", "V") == "${file:/run/secrets/kafka}"
