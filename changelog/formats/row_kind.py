@@ -126,11 +126,11 @@ class RowKindRows:
         record, rows = found.record, found.values
         op = text(leaf(rows, self._kinds.column))
         kind = self._kinds.meant(op)
-        shown = pc.fill_null(shown_texts(op, visible=self._spec.show_values), "missing")
-        expected = f"; expected one of {self._kinds.expected}"
-        reasons = pc.binary_join_element_wise(f"{self._kinds.column} is ", shown, expected, "")
-        yield from rejected(record, kind.is_null(), BadRecord.UNKNOWN_OPERATION, reasons)
         if kind.null_count:
+            shown = pc.fill_null(shown_texts(op, visible=self._spec.show_values), "missing")
+            expected = f"; expected one of {self._kinds.expected}"
+            reasons = pc.binary_join_element_wise(f"{self._kinds.column} is ", shown, expected, "")
+            yield from rejected(record, kind.is_null(), BadRecord.UNKNOWN_OPERATION, reasons)
             known = kind.is_valid()
             record, rows, kind, op = record.filter(known), rows.filter(known), kind.filter(known), op.filter(known)
         yield Changes(
