@@ -15,7 +15,6 @@ from sink.run.plan import deletes_carry_row, files_last
 from sink.run.table_plan import TablePlan
 from sink.run.written import Written
 from sink.sources.source import TableBatch
-from sink.targets.values import ChangeSet
 
 SMALL_BATCH = 10_000
 """Up to this many records, one task does all the work. A shuffle would cost more than a second core gains."""
@@ -79,17 +78,6 @@ class Attempt:
             "numTargetRowsUpdated": self.written.keys("updated"),
             "numTargetRowsDeleted": self.written.keys("deleted"),
         }
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What is sent to be committed.
-
-    :param started: when it was first made (`time.monotonic`).
-    """
-
-    request: ChangeSet
-    started: float
 
 
 @dataclass(frozen=True)

@@ -6,27 +6,24 @@ What runs in tasks is behind `sink.run.engine`.
 import json
 import logging
 import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from changelog.amounts import amount, sized
-from changelog.decoding import ChangelogDecoder, Place, Stated, StatedKeys
-from changelog.shown_values import shown
-from changelog.source_tables import takes
+from changelog.decoding import ChangelogDecoder, Stated
 from changelog.spec import ChangelogSpec
-from deltawriters import FileContent
 from deltawriters.keyindex.versions import IndexLostError
 from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
-from sink.errors import DataError, RowdeltaError, TableError, TemporaryError
+from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.results import ShareResult
-from sink.run.attempt import Attempt, Begun, Pending, Proposal, TableShare, TaskPlans, is_small
+from sink.run.attempt import Attempt, Begun, Pending, TableShare, TaskPlans, is_small
 from sink.run.engine import Engine
+from sink.run.evolution import evolve_schema
 from sink.run.guards import (
     SAME_OFFSETS,
     check_bad_records,
@@ -35,23 +32,17 @@ from sink.run.guards import (
     check_snapshots,
     check_topic,
 )
-from sink.run.keys import KEY, TableKey, accepted_property, compared, may_spread, with_key
+from sink.run.keys import TableKey, with_key
 from sink.run.observer import (
     BatchStarted,
     CommitRefused,
-    Committed,
     CommitTried,
-    DeadLettersKept,
-    Files,
-    Index,
     Observer,
     Refusal,
-    RewriteDone,
     StageDone,
     StageStarted,
     TableOpened,
     last_commit,
-    live_files,
     nobody,
     stage,
 )
@@ -59,17 +50,14 @@ from sink.run.open_table import OpenTable
 from sink.run.patterns import ResolvedTable
 from sink.run.plan import (
     declared_changes,
-    declared_types,
-    evolved_columns,
-    maybe_decimals,
-    new_defaults,
-    shown_changes,
     truncate_refused,
 )
 from sink.run.sink_state import SinkState
-from sink.run.source_tables import SOURCE_TABLES, SourceTables
+from sink.run.stated import StatedByMessages
+from sink.run.table_dead_letters import TableDeadLetters
 from sink.run.table_plan import TablePlan
 from sink.run.table_upkeep import TableUpkeep
+from sink.run.telling import committed, copied, log_committed
 from sink.run.written import Uncommitted, Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark.job_errors import before_commit
@@ -83,7 +71,6 @@ from sink.targets.seam import Table
 from sink.targets.values import (
     ChangeSet,
     CommitUnknownError,
-    Copied,
     Done,
     Outcome,
     Refused,
@@ -135,17 +122,15 @@ class TableSink:
         self.written_bytes = 0
         """By its micro-batches, since it was opened."""
         self._config = config
-        self._key = key
-        self._key_warning: str | None = None
-        self._spread_known = False
         self._source = source
+        self.stated = StatedByMessages(config, table.name, key, source)
+        self._letters = TableDeadLetters(dead_letters, plan.section.target, table.name, source, observer)
         self._dead_letters = dead_letters
         self._uncommitted = Uncommitted(table.name, self._open.io_of)
         self._task_plans = TaskPlans(config, plan, dead_letters)
         self._writer = engine.writer(plan, self._task_plans, self._uncommitted)
         self._followed = plan
-        if dead_letters is not None:
-            dead_letters.publish(plan.section.target)
+        self._letters.publish()
         if observer is not nobody:
             last = last_commit(table)
             live, at = (None, None) if last is None else (last.live, last.timestamp_ms)
@@ -266,7 +251,7 @@ class TableSink:
             return None
         if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
             return None
-        if self._has_kept_letters():  # asked after `begun` knows their last commit
+        if self._letters.is_ahead(self.position):  # asked after `begun` knows their last commit
             return None
         self._uncommitted.paths = []
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
@@ -302,24 +287,25 @@ class TableSink:
         """
         logs.note_snapshot(self._open.base)
         attempt: Attempt | None = pending.attempt
-        proposal: Proposal | None = None
-        retries, schemas = self.table.retries(), 0
+        request: ChangeSet | None = None
+        retries, schemas, started = self.table.retries(), 0, 0.0
         while True:
             try:
                 attempt = attempt or self._attempt(pending.batch)
                 with self._deleting_after_errors():
                     outcome: Outcome = Done()
-                    if proposal is None:
+                    if request is None:
+                        started = time.monotonic()
                         with stage(self._open.observer, self.table.name, "prepare"):
-                            outcome = self._keep_dead_letters(pending.batch.end, attempt)
-                            proposal = self._proposed(pending.batch.end, attempt) if outcome == Done() else None
-                    if proposal is not None:
-                        outcome = self._send(proposal)
+                            outcome = self._letters.commit(pending.batch.end, attempt, self._uncommitted)
+                            request = self._proposed(pending.batch.end, attempt) if outcome == Done() else None
+                    if request is not None:
+                        outcome = self._send(request)
                     refused = refusal(outcome)
                     if refused is not None:
-                        attempt, proposal = self._after(refused, attempt, proposal, retries)
-                if attempt is not None and proposal is not None and refused is None:
-                    self._see_committed(pending, attempt, proposal)
+                        attempt, request = self._after(refused, attempt, request, retries)
+                if attempt is not None and request is not None and refused is None:
+                    self._see_committed(pending, attempt, request, time.monotonic() - started)
                     return attempt.written
             except SchemaEvolvedError:
                 self._open.observer(CommitRefused(self.table.name, "schema"))
@@ -330,40 +316,40 @@ class TableSink:
                         "another. Does somebody else alter the table at the same time? Nothing was applied."
                     ) from None
                 self._open.rebase()
-                attempt = proposal = None
+                attempt = request = None
             except IndexLostError as error:
                 self._open.forget_index(error)
-                attempt = proposal = None
+                attempt = request = None
                 retries.wait(Refused(str(error)))
                 self._open.rebase()
 
-    def _send(self, proposal: Proposal) -> Outcome:
-        """Send a proposal to be committed.
+    def _send(self, request: ChangeSet) -> Outcome:
+        """Try to commit.
 
         :raises RowdeltaError: see `Table.commit`, and for `IndexLostError`.
         """
         self._open.observer(CommitTried(self.table.name))
         with stage(self._open.observer, self.table.name, "commit"):
-            outcome = self.table.commit(proposal.request)
+            outcome = self.table.commit(request)
         if isinstance(outcome, Refused):
             reason: Refusal = "conflict" if outcome.again == "send" else "changed"
             self._open.observer(CommitRefused(self.table.name, reason))
         return outcome
 
     def _after(
-        self, refused: Refused, attempt: Attempt, proposal: Proposal | None, retries: Retries
-    ) -> tuple[Attempt | None, Proposal | None]:
+        self, refused: Refused, attempt: Attempt, request: ChangeSet | None, retries: Retries
+    ) -> tuple[Attempt | None, ChangeSet | None]:
         """What is left of an attempt after a refusal, to be sent again. Nothing, if it must be written again.
 
-        :param proposal: None if the bad records were refused.
+        :param request: None if the bad records were refused.
         :raises IndexLostError: the micro-batch must be written again.
         :raises RowdeltaError: another run has committed, the table was rolled back, or there are no more retries.
         """
-        if proposal is None and refused.again == "send":
+        if request is None and refused.again == "send":
             retries.wait(refused)
             return attempt, None
-        if proposal is not None:
-            again = self._same_files(proposal, refused, retries) or self._amended(proposal, attempt, refused, retries)
+        if request is not None:
+            again = self._same_files(request, refused, retries) or self._amended(request, attempt, refused, retries)
             if again is not None:
                 return attempt, again
         log.info("%s: others changed it meanwhile; writing again", self.table.name)
@@ -372,11 +358,10 @@ class TableSink:
         self._open.rebase()
         return None, None
 
-    def _same_files(self, proposal: Proposal, refused: Refused, retries: Retries) -> Proposal | None:
+    def _same_files(self, request: ChangeSet, refused: Refused, retries: Retries) -> ChangeSet | None:
         """The same files, to be sent again. None if the table isn't any more as it was when they were written."""
         if refused.again != "send":
             return None
-        request = proposal.request
         self.table.refresh()
         own_position(self.table, self._open.prefix, request.previous_operation)
         if self._lacks_deletes(request):
@@ -384,13 +369,13 @@ class TableSink:
         if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
             return None
         retries.wait(refused)
-        return replace(proposal, request=replace(request, base_snapshot=self.table.snapshot_id()))
+        return replace(request, base_snapshot=self.table.snapshot_id())
 
-    def _amended(self, proposal: Proposal, attempt: Attempt, refused: Refused, retries: Retries) -> Proposal | None:
+    def _amended(self, request: ChangeSet, attempt: Attempt, refused: Refused, retries: Retries) -> ChangeSet | None:
         """The same files, with deletes of earlier rows as others have left them since the look-up. None if that isn't
         enough.
         """
-        request, slice_ = proposal.request, attempt.begun.index
+        slice_ = attempt.begun.index
         if self._open.key_index is None or slice_ is None or request.index is None:
             return None
         retries.wait(refused)
@@ -407,8 +392,7 @@ class TableSink:
         self._uncommitted.discard(set(request.index.new_paths) - set(index.new_paths))
         kept = [path for path in self._uncommitted.paths if path not in set(request.index.new_paths)]
         self._uncommitted.paths = [*kept, *index.new_paths]
-        request = replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(attempt.metrics))
-        return replace(proposal, request=request)
+        return replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(attempt.metrics))
 
     def _lacks_deletes(self, request: ChangeSet) -> bool:
         """Whether others have added rows to the table, which was empty when the files were written."""
@@ -427,42 +411,20 @@ class TableSink:
             self._uncommitted.delete()
             raise
 
-    def _see_committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> None:
+    def _see_committed(self, pending: Pending, attempt: Attempt, request: ChangeSet, commit_seconds: float) -> None:
         """Go on from what was committed."""
         self._uncommitted.paths = []  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
-        self._log(pending, attempt, proposal, time.monotonic() - proposal.started)
-        deletes = 0 if proposal.request.index is None else proposal.request.index.delete_files
+        log_committed(self.table.name, pending, attempt, request, commit_seconds, copies=self.plan.section.copies)
+        deletes = 0 if request.index is None else request.index.delete_files
         self.upkeep.count(len(attempt.written.files) + deletes)
         self.written_bytes += attempt.written.bytes
         self._open.see_committed(attempt.begun.operation)
         if self._open.observer is not nobody:
-            index = proposal.request.index
-            if index is not None and index.copied is not None:
-                self._open.observer(_rewrite_done(self.table.name, index.copied))
-            self._open.observer(self._committed(pending, attempt, proposal))
-
-    def _committed(self, pending: Pending, attempt: Attempt, proposal: Proposal) -> Committed:
-        written = attempt.written
-        files = {content: Files(*amount) for content, amount in written.contents.items()}
-        key_index, index = self._open.key_index, proposal.request.index
-        if index is not None and index.files:  # which came after the tasks' files
-            content = (FileContent.DATA if index.replaced else FileContent.POSITION_DELETES).value
-            of_tasks = files.get(content, Files(0, 0))
-            files[content] = Files(of_tasks.count + len(index.files), of_tasks.bytes + index.bytes)
-        return Committed(
-            self.table.name,
-            pending.batch_id,
-            self._open.base,
-            pending.batch.end,
-            written.counts,
-            files,
-            live_files(self.table),
-            Index(*key_index.size) if key_index is not None and key_index.size else None,
-            written.probe_seconds,
-            written.peak_memory,
-            time.monotonic() - attempt.begun.started,
-        )
+            if request.index is not None and request.index.copied is not None:
+                self._open.observer(copied(self.table.name, request.index.copied))
+            index_size = None if self._open.key_index is None else self._open.key_index.size
+            self._open.observer(committed(self.table, pending, attempt, request, index_size))
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""
@@ -476,7 +438,8 @@ class TableSink:
     def _attempt(self, batch: TableBatch) -> Attempt:
         begun = self._begin(batch)
         self._follow_plan()
-        return self._finish(begun, self._writer.write(batch, begun, may_repeat=self._has_kept_letters()))
+        may_repeat = self._letters.is_ahead(self.position)
+        return self._finish(begun, self._writer.write(batch, begun, may_repeat=may_repeat))
 
     def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
@@ -502,8 +465,8 @@ class TableSink:
             sequence=key_index.next_sequence if key_index is not None else 0,
             hash=key_index.key_hash(self._open.spec) if key_index is not None else None,
             started=started,
-            opening=self._dead_letters.opening if self._dead_letters else 0,
-            letters=self._dead_letters.operation(self.plan.section.target) if self._dead_letters else None,
+            opening=self._letters.opening,
+            letters=self._letters.operation,
             index_seconds=index_seconds,
         )
 
@@ -526,76 +489,12 @@ class TableSink:
         :raises TableError: the messages' key has changed.
         :raises SchemaEvolvedError: the micro-batch must be decoded again, for one table of several.
         """
-        self._compare_tables({fact: place for fact, place in stated.items() if isinstance(fact, str)})
-        self._compare_keys({fact: place for fact, place in stated.items() if isinstance(fact, tuple)})
-
-    def _compare_tables(self, stated: Mapping[str, Place]) -> None:
-        """Without `source_tables` an entry takes the messages of the table that is named first.
-
-        :raises SchemaEvolvedError: the topic turns out to have messages of other tables too.
-        """
-        spec = self.plan.changelog
-        if not stated:
-            return
-        taken = spec.source_tables or (min(stated, key=lambda name: stated[name]),)
-        is_mixed = spec.is_mixed or not all(takes(taken, name) for name in stated)
-        if is_mixed != spec.is_mixed:
-            others = ", ".join(sorted(name for name in stated if not takes(taken, name)))
-            what = "left out" if spec.ignores_other_tables else "bad records"
-            log.warning(
-                "%s: %s has messages of other tables than %s: %s. They are %s; see source_tables",
-                *(self.table.name, self.plan.section.source, ", ".join(taken), others, what),
-            )
-        self._take_tables(taken, is_mixed)
-        if is_mixed != spec.is_mixed:
+        was_mixed = self.plan.changelog.is_mixed
+        self._decode_by(self.stated.decoding(stated, self.plan))
+        self._open.source_tables = self.stated.source_tables
+        if self.plan.changelog.is_mixed != was_mixed:
             raise SchemaEvolvedError
-
-    def _take_tables(self, taken: tuple[str, ...], is_mixed: bool) -> None:
-        self._open.source_tables = SourceTables(taken, is_mixed)
-        self._decode_by(self._open.source_tables.of(self.plan.changelog))
-
-    def _compare_keys(self, stated: StatedKeys) -> None:
-        """Compare the messages' key with the table's. This is the first check, since with a wrong key all files are
-        wrong.
-
-        :raises TableError: the messages' key has changed.
-        """
-        section = self.plan.section
-        if self._open.appends or not stated:
-            return
-        key = compared(self._key, stated, section, accepted_property(self._config))
-        if key != self._key:
-            self._warn_of(key)
-        self._key = key
-        if not self._spread_known and may_spread(key, stated, section):
-            count = 1
-            with suppress(TemporaryError):  # then the next micro-batch asks
-                count = self._source.partitions(section.source)
-                self._spread_known = True
-            if count > 1:
-                log.warning(
-                    "%s: messages of one row may be in several of the %d partitions of %s, since its messages have no "
-                    "key or a larger one than %s. Nothing says which of them is newer: give the topic one partition, "
-                    "or name order_by",
-                    *(self.table.name, count, section.source, ", ".join(key.columns)),
-                )
-
-    @property
-    def awaits_message_keys(self) -> bool:
-        """Whether the key is configured, and no micro-batch has shown the messages' key yet."""
-        return self._key.configured and not self._key.messages
-
-    def note_message_keys(self, stated: Iterable[tuple[str, ...]]) -> None:
-        """Warn if messages that no micro-batch has read yet have another key than the configured one."""
-        if self.awaits_message_keys:
-            self._warn_of(replace(self._key, messages=tuple(sorted(fields for fields in stated if fields))))
-
-    def _warn_of(self, key: TableKey) -> None:
-        """Warn, once, that the messages have another key than the configured one."""
-        warning = key.warning(self.plan.section)
-        if warning is not None and warning != self._key_warning:
-            self._key_warning = warning
-            log.warning("%s", warning)
+        self.stated.compare_keys(stated, self.plan)
 
     def _evolve(self, observed: Mapping[str, str]) -> None:
         """Change the table's schema, once, for all that the micro-batch's messages have. Then the micro-batch is
@@ -605,47 +504,8 @@ class TableSink:
         :raises DataError: see `evolved_columns`.
         :raises TableError: see `evolved_columns`.
         """
-        can = self._config.capabilities(self.plan.section.target)
-        changes = evolved_columns(self.plan, observed, can) if observed else {}
-        if changes:
-            new = {name: dtype.simpleString() if dtype else "" for name, dtype in changes.items()}
-            log.info("%s: the source's schema changed: %s", self.table.name, shown_changes(new))
-            for warning in maybe_decimals(self._config, declared_types(self.plan.section, observed)):
-                log.warning("%s: %s", self.table.name, warning)
-            defaults = new_defaults(self.plan, observed, changes)
-            self.table.refresh()
-            if not self._open.is_altered():  # else others altered it; compare with their schema first
-                self._tell_defaults(defaults, self.table.evolve(changes, defaults))
+        if evolve_schema(self._config, self.plan, self.table, observed, self._open.layout):
             raise SchemaEvolvedError
-
-    def _tell_defaults(self, defaults: Mapping[str, Any], kept: Mapping[str, Any]) -> None:
-        """Say what the source has in rows from before, where the table has such rows."""
-        if self.table.is_empty():
-            return
-        if kept:
-            log.info("%s: earlier rows have %s, as in the source", self.table.name, self._named(kept))
-        lost = {name: value for name, value in defaults.items() if name not in kept}
-        if lost:
-            log.warning(
-                "%s: rows from before have null in new columns where the source has the default (%s). Only Iceberg's "
-                "format version 3 gives earlier rows a value, and none of type decimal. Set it by hand (UPDATE %s SET "
-                "… WHERE … IS NULL), or let the connector read the source's rows again (a snapshot)",
-                *(self.table.name, self._named(lost), self.table.name),
-            )
-
-    def _named(self, values: Mapping[str, Any]) -> str:
-        """Defaults of columns for people."""
-        is_shown = self._config.sink.show_values
-        texts = {name: json.dumps(each) if is_shown else shown(each, visible=False) for name, each in values.items()}
-        return ", ".join(f"{name} = {text}" for name, text in texts.items())
-
-    def _has_kept_letters(self) -> bool:
-        """Whether the dead-letter table may have bad records beyond the table's position.
-
-        That happens if the run crashed between both commits, or if somebody set the table's position back.
-        """
-        kept = self._dead_letters.position(self.plan.section.target) if self._dead_letters else None
-        return kept is not None and (self.position is None or self._source.is_ahead(kept, self.position))
 
     def decoded(
         self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]" = lambda changes: changes
@@ -673,28 +533,28 @@ class TableSink:
 
     def _refuse(self, written: Written) -> None:
         name, state = self.table.name, self._state()
-        if self._dead_letters is None:
+        if not self._letters.are_kept:
             check_bad_records(name, written, fails=self._config.sink.on_bad_record == "fail")
         check_format(name, written, state.undecoded)
-        if self._dead_letters is not None:
-            self._dead_letters.check_limit(self.plan.section.target, written.bad_by_class, written.samples)
+        self._letters.check_limit(written)
         check_snapshots(name, written, state.streamed_before(self.position), self.plan.section.mode)
 
     def _state(self) -> SinkState:
-        return SinkState.read(self.table, self._open.prefix, (KEY, SOURCE_TABLES))
+        return SinkState.read(self.table, self._open.prefix)
 
     def _in_topic(self, state: SinkState) -> SinkState:
         """The state after a position in the topic that is read."""
         topic = self.plan.section.source
-        if self._config.source.type != "kafka":
-            return state
-        # a command that doesn't ask for ids leaves that of the same topic as it is
-        number = self._source.identity(topic) or (state.topic_id if state.topic == topic else "")
-        return replace(state, topic=topic, topic_id=number)
+        return state.in_topic(topic, self._source.identity(topic)) if self._config.source.type == "kafka" else state
 
     def _state_after(self, before: SinkState, end: Position, written: Written) -> SinkState:
         """What the commit stores besides the position `end`."""
-        state = replace(self._in_topic(before), undecoded=written.undecoded_since(before.undecoded))
+        state = replace(
+            self._in_topic(before),
+            undecoded=written.undecoded_since(before.undecoded),
+            source_tables=self.stated.source_tables or before.source_tables,
+            key=self.stated.key if self.stated.key.columns else before.key,
+        )
         if self.plan.changelog.tells_snapshots:
             # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
             known = frozenset[int]() if written.truncates else before.streamed_before(self.position)
@@ -702,22 +562,15 @@ class TableSink:
         elif self._config.source.type == "kafka" and dict(end) != dict(self.position or {}):
             # a replay of dead letters reads nothing new, and has this mode in each table
             state = replace(state, streamed=None)
-        if self._open.maintenance.budget:
-            state = replace(state, written=before.written + written.bytes)
-        others = dict(state.others)
-        if self._open.source_tables is not None:
-            others[SOURCE_TABLES] = self._open.source_tables.to_json()
-        if self._key.columns:
-            others[KEY] = self._key.to_json()
-        return replace(state, others=others)
+        return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
-    def _proposed(self, end: Position, attempt: Attempt) -> Proposal:
+    def _proposed(self, end: Position, attempt: Attempt) -> ChangeSet:
         """What is sent to be committed.
 
         :raises RowdeltaError: nothing was committed.
         :raises IndexLostError: likewise.
         """
-        started, begun, written = time.monotonic(), attempt.begun, attempt.written
+        begun, written = attempt.begun, attempt.written
         index = None
         if self._open.key_index is not None and begun.index is not None:
             with before_commit(self.table.name):
@@ -728,7 +581,7 @@ class TableSink:
         base = self._open.base if index is None else index.base
         before = self._state()
         changed = self._state_after(before, end, written).changes_from(before)
-        request = ChangeSet(
+        return ChangeSet(
             prefix=self._open.prefix,
             operation=begun.operation,
             position=end,
@@ -744,73 +597,3 @@ class TableSink:
             metrics=attempt.metrics if index is None else index.added_to(attempt.metrics),
             index=index,
         )
-        return Proposal(request, started)
-
-    def _keep_dead_letters(self, end: Position, attempt: Attempt) -> Outcome:
-        """Commit the bad records, if there are any. This happens before the table's own commit. If the run crashes in
-        between, it repeats the batch, and the dead-letter table's position prevents a second copy.
-        """
-        begun, written = attempt.begun, attempt.written
-        if not written.dead_letters:
-            return Done()
-        assert self._dead_letters is not None
-        target = self.plan.section.target
-        kept = self._dead_letters.position(target)
-        if kept is not None:  # an earlier attempt may have read further, and its letters are beyond the end of this one
-            end = self._source.furthest(kept, end)
-        outcome = self._dead_letters.commit(
-            target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening, begun.letters
-        )
-        if outcome != Done():
-            return outcome
-        committed = set(written.dead_letter_paths)
-        self._uncommitted.paths = [path for path in self._uncommitted.paths if path not in committed]
-        log.warning(
-            "%s: %s to %s. %s",
-            self.table.name,
-            amount(written.bad, "bad record"),
-            self._dead_letters.name,
-            "; ".join(written.samples),
-        )
-        self._open.observer(DeadLettersKept(self.table.name, written.bad_by_class))
-        self._dead_letters.publish(target)
-        return outcome
-
-    def _log(self, pending: Pending, attempt: Attempt, proposal: Proposal, commit_seconds: float) -> None:
-        index = proposal.request.index
-        files = pending.batch.end.get("applied")
-        part = "" if files is None else f", first {amount(files, 'file')}"
-        log.info(
-            "%s %s: %s%s | write %d ms, commit %d ms, peak %s%s",
-            self.table.name,
-            "replay" if pending.batch_id is None else f"batch {pending.batch_id}{part}",
-            attempt.written.shown(copies=self.plan.section.copies),
-            "" if index is None or index.copied is None else f" | {index.copied.shown}",
-            attempt.write_seconds * 1000,
-            commit_seconds * 1000,
-            sized(attempt.written.peak_memory),
-            f" | {json.dumps(pending.batch.end)}" if log.isEnabledFor(logging.DEBUG) else "",
-        )
-        if attempt.written.untold:
-            log.warning(
-                "%s batch %d: %d rows were set and then left for another key, and the messages don't tell which row "
-                "left. If the source checks keys at the end of a statement, rows may be missing. Let it log whole rows "
-                "before a change (Postgres: REPLICA IDENTITY FULL)",
-                self.table.name,
-                pending.batch_id,
-                attempt.written.untold,
-            )
-
-
-def _rewrite_done(table: str, copied: Copied) -> RewriteDone:
-    return RewriteDone(
-        table,
-        "copy-on-write",
-        copied.touched,
-        copied.written,
-        copied.bytes_read,
-        copied.scan_seconds,
-        copied.rewrite_seconds,
-        rows=copied.rows,
-        bytes_written=copied.bytes_written,
-    )

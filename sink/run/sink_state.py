@@ -2,9 +2,11 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from sink.run.keys import KEY, TableKey
+from sink.run.source_tables import SOURCE_TABLES, SourceTables
 from sink.targets.seam import TableView
 from sink.targets.values import OF_POSITION
 
@@ -23,7 +25,8 @@ class SinkState:
         source. None is all that have delivered anything: in `mode: upsert` nobody looks which rows are of a snapshot.
     :param undecoded: how many successive records the format has failed on, up to the position.
     :param written: bytes that micro-batches have written, if maintenance has a budget.
-    :param others: further properties of the sink as they are stored, by their last part; None for one that isn't set.
+    :param key: the table's key, and which keys messages have stated. None if none is known.
+    :param source_tables: which of the source's tables it has. None if that isn't known.
     """
 
     topic: str
@@ -31,25 +34,35 @@ class SinkState:
     streamed: frozenset[int] | None
     undecoded: int
     written: int
-    others: Mapping[str, str | None]
+    key: TableKey | None
+    source_tables: SourceTables | None
 
     @classmethod
-    def read(cls, table: TableView, prefix: str, others: tuple[str, ...]) -> "SinkState":
+    def read(cls, table: TableView, prefix: str) -> "SinkState":
         """The table's state.
 
         :param prefix: `rowdelta.<sink id>`.
-        :param others: the names of `SinkState.others`.
         """
         found = {name: table.property(f"{prefix}.{name}") or default for name, default in _DEFAULTS.items()}
         streamed = found["streamed"]
+        key, tables = (table.property(f"{prefix}.{name}") for name in (KEY, SOURCE_TABLES))
         return cls(
             found["source"],
             found["topic-id"],
             None if streamed == _EVERYWHERE else frozenset(json.loads(streamed)),
             int(found["undecoded"]),
             int(found["written"]),
-            {name: table.property(f"{prefix}.{name}") for name in others},
+            None if key is None else TableKey.from_json(key),
+            None if tables is None else SourceTables.from_json(tables),
         )
+
+    def in_topic(self, topic: str, identity: str | None) -> "SinkState":
+        """The state after a position in a topic.
+
+        :param identity: `Source.identity`. A command that doesn't ask for ids leaves that of the same topic as it is.
+        """
+        number = identity or (self.topic_id if self.topic == topic else "")
+        return replace(self, topic=topic, topic_id=number)
 
     def streamed_before(self, position: Mapping[str, Any] | None) -> frozenset[int]:
         """Partitions that may have delivered rows of the stream of changes, up to a position in topics."""
@@ -69,5 +82,6 @@ class SinkState:
             "streamed": _EVERYWHERE if self.streamed is None else json.dumps(sorted(self.streamed)),
             "undecoded": str(self.undecoded),
             "written": str(self.written),
-            **self.others,
+            KEY: None if self.key is None else self.key.to_json(),
+            SOURCE_TABLES: None if self.source_tables is None else self.source_tables.to_json(),
         }

@@ -228,7 +228,7 @@ class Supervisor:
             self.dead_letters = open_dead_letters(self._spark, self._config)
         self._each(members, self._open, "opened")
         opened = {member.source: member.opened for member in members if member.opened is not None}
-        unseen = {source: sink for source, sink in opened.items() if sink.awaits_message_keys}
+        unseen = {source: sink for source, sink in opened.items() if sink.stated.awaits_keys}
         if self._config.source.type == "kafka" and unseen:
             Thread(target=self._compare_keys, args=(unseen,), name="rowdelta-keys", daemon=True).start()
         return [member for member in members if member.opened is not None]
@@ -242,7 +242,7 @@ class Supervisor:
         topics = {source: sink.plan.changelog.source_tables for source, sink in sinks.items()}
         try:
             for source, stated in stated_keys(self._config, topics).items():
-                sinks[source].note_message_keys(stated)
+                sinks[source].stated.note_keys(stated, sinks[source].plan)
         except ConfigError as error:  # these options are for Spark's client only
             log.debug("can't look at the messages' keys: %s", error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run itself meets it too

@@ -28,13 +28,13 @@ from deltawriters.resolve import NOWHERE
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
 from sink.run import copy_on_write, keyindex, microbatch, open_table
-from sink.run.attempt import Proposal
 from sink.run.keyindex import KeyIndex
 from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
 from sink.run.open_table import OpenTable
+from sink.run.table_dead_letters import TableDeadLetters
 from sink.run.written import Uncommitted
-from sink.targets.values import IndexCommit, TableChanges
+from sink.targets.values import ChangeSet, IndexCommit, TableChanges
 from tests.memory import engine
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played, shrunk
@@ -138,9 +138,9 @@ def _keep_what_was_found_in_touched_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _send_again_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    def same_files(self: TableSink, proposal: Proposal, *_: object) -> Proposal:
+    def same_files(self: TableSink, request: ChangeSet, *_: object) -> ChangeSet:
         self.table.refresh()
-        return replace(proposal, request=replace(proposal.request, base_snapshot=self.table.snapshot_id()))
+        return replace(request, base_snapshot=self.table.snapshot_id())
 
     patch.setattr(TableSink, "_same_files", same_files)
 
@@ -217,7 +217,7 @@ def _trust_what_completed_partial_rows(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_dead_letters_again(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(TableSink, "_has_kept_letters", lambda self: False)
+    patch.setattr(TableDeadLetters, "is_ahead", lambda self, position: False)
 
 
 def _leave_out_updates_that_are_kept(patch: pytest.MonkeyPatch) -> None:

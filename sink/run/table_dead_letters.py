@@ -1,0 +1,88 @@
+"""The bad records of one table: they are committed to the dead-letter table before the table's own commit."""
+
+import logging
+
+from changelog.amounts import amount
+from sink.deadletters.table import DeadLetters
+from sink.run.attempt import Attempt
+from sink.run.observer import DeadLettersKept, Observer
+from sink.run.written import Uncommitted, Written
+from sink.sources.source import Position, Source
+from sink.targets.values import Done, Outcome
+
+log = logging.getLogger("rowdelta")
+
+
+class TableDeadLetters:
+    """The bad records of one table.
+
+    :param dead_letters: None if none are kept.
+    :param target: the table, as it is configured.
+    :param table: its name, for messages.
+    """
+
+    def __init__(
+        self, dead_letters: DeadLetters | None, target: str, table: str, source: Source, observer: Observer
+    ) -> None:
+        self._dead_letters = dead_letters
+        self._target = target
+        self._table = table
+        self._source = source
+        self._observer = observer
+
+    @property
+    def are_kept(self) -> bool:
+        return self._dead_letters is not None
+
+    @property
+    def opening(self) -> int:
+        """See `DeadLetters`."""
+        return self._dead_letters.opening if self._dead_letters else 0
+
+    @property
+    def operation(self) -> str | None:
+        """The last commit of bad records of the table that is known here."""
+        return self._dead_letters.operation(self._target) if self._dead_letters else None
+
+    def publish(self) -> None:
+        """See `DeadLetters.publish`."""
+        if self._dead_letters is not None:
+            self._dead_letters.publish(self._target)
+
+    def is_ahead(self, position: Position | None) -> bool:
+        """Whether there may be bad records beyond the table's position. That happens if the run crashed between both
+        commits, or if somebody set the table's position back.
+        """
+        kept = self._dead_letters.position(self._target) if self._dead_letters else None
+        return kept is not None and (position is None or self._source.is_ahead(kept, position))
+
+    def check_limit(self, written: Written) -> None:
+        """See `DeadLetters.check_limit`."""
+        if self._dead_letters is not None:
+            self._dead_letters.check_limit(self._target, written.bad_by_class, written.samples)
+
+    def commit(self, end: Position, attempt: Attempt, uncommitted: Uncommitted) -> Outcome:
+        """Try to commit an attempt's bad records, if there are any. If the run crashes after it, it repeats the batch,
+        and the dead-letter table's position prevents a second copy.
+
+        :param end: the position after the micro-batch.
+        """
+        begun, written = attempt.begun, attempt.written
+        if not written.dead_letters:
+            return Done()
+        assert self._dead_letters is not None
+        kept = self._dead_letters.position(self._target)
+        if kept is not None:  # an earlier attempt may have read further, and its records are beyond this one's end
+            end = self._source.furthest(kept, end)
+        outcome = self._dead_letters.commit(
+            self._target, begun.operation, end, written.dead_letters, written.bad_by_class, begun.opening, begun.letters
+        )
+        if outcome != Done():
+            return outcome
+        committed = set(written.dead_letter_paths)
+        uncommitted.paths = [path for path in uncommitted.paths if path not in committed]
+        records, samples = amount(written.bad, "bad record"), "; ".join(written.samples)
+        log.warning("%s: %s to %s. %s", self._table, records, self._dead_letters.name, samples)
+        self._observer(DeadLettersKept(self._table, written.bad_by_class))
+        self.publish()
+        return outcome
