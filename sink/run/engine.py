@@ -20,11 +20,12 @@ from sink.run.attempt import Begun, TaskPlans
 from sink.run.table_plan import TablePlan
 from sink.run.written import Uncommitted, Written
 from sink.sources.source import TableBatch
-from sink.targets.loading import Tables
 from sink.targets.values import LiveFile
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+    from sink.targets.catalogs import Catalogs
 
 
 @dataclass(frozen=True)
@@ -112,7 +113,7 @@ class Engine(Protocol):
     """Runs the tasks of one table, and reaches what the table's driver needs beside it."""
 
     @property
-    def catalogs(self) -> Tables:
+    def catalogs(self) -> "Catalogs":
         """The catalogs of the configuration."""
 
     def another(self) -> "Engine":

@@ -35,7 +35,6 @@ from sink.spark.sample import SparkSample
 from sink.spark.versions import parse_ddl
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
-from sink.targets.loading import Tables
 from sink.targets.own_state import check_owner, creation_properties
 from sink.targets.seam import Table, TableView
 from sink.targets.values import NO_FLOATS
@@ -53,7 +52,7 @@ _NOT_IN_NAMES = re.compile("[\x00-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 
 
 def plan_table(
-    catalogs: Tables,
+    catalogs: Catalogs,
     config: Config,
     resolved: ResolvedTable,
     table: TableView | None,
@@ -452,7 +451,7 @@ def deletes_carry_row(config: Config) -> bool:
     return formats.find(config.source.format).DELETES_CARRY_ROW
 
 
-def _check_parent(catalogs: Tables, section: TableSection, path: str) -> None:
+def _check_parent(catalogs: Catalogs, section: TableSection, path: str) -> None:
     """Check that the target's namespace isn't a table. A name inside a table is one of its branches or tags.
 
     :raises ConfigError: the target is inside a table.

@@ -217,7 +217,7 @@ class TableUpkeep:
         """
         known = self._open.table
         table = self._open.engine.catalogs.load(known.name)
-        if not isinstance(table, Table):
+        if table is None:
             raise TableGoneError(f"{known.name} is gone. Somebody dropped it while the sink ran.")
         if table.table_id != known.table_id:
             raise TableGoneError(f"{known.name} was dropped and created again while the sink ran.")

@@ -1,15 +1,50 @@
 """The tables of all catalogs in the session, whatever their format."""
 
 from collections.abc import Mapping
+from typing import Protocol
 
 from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
 from sink.targets.capabilities import Format
-from sink.targets.loading import TargetCatalogs
 from sink.targets.own_state import creation_properties
 from sink.targets.seam import Table
+
+
+class TargetCatalogs(Protocol):
+    """The tables of one format in the session's catalogs, by `catalog.namespace.table`."""
+
+    def load(self, name: str) -> Table | None:
+        """The table, or None if it doesn't exist.
+
+        :raises TemporaryError: the catalog did not answer.
+        """
+
+    def create(self, section: TableSection, columns: T.StructType, properties: Mapping[str, str], path: str) -> Table:
+        """Create a table, or take the one that somebody else has just created.
+
+        :param properties: properties of the table and of the sink's state. They replace the sink's defaults.
+        :param path: the table's place in the configuration.
+        :raises ConfigError: see `check_new`.
+        :raises TableError: the catalog refuses it.
+        """
+
+    def create_log(self, name: str, columns: T.StructType, properties: Mapping[str, str], writer: str) -> Table:
+        """Create a table without a key that only grows.
+
+        :param writer: a column. Appends with different values in it don't conflict (`ChangeSet.conflicts_with`).
+        """
+
+    def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
+        """Check that a table with these columns could be created as its section of the configuration says.
+
+        :param path: the table's place in the configuration.
+        :raises ConfigError: it can't.
+        """
+
+    def storage_properties(self, config: Config, name: str) -> dict[str, str]:
+        """By what the catalog of a table reaches files that are no table's, such as the key index."""
 
 
 class Catalogs:
@@ -21,10 +56,7 @@ class Catalogs:
         self._formats: dict[Format, TargetCatalogs] = {}
 
     def load(self, name: str) -> Table | None:
-        """The table, or None if it doesn't exist.
-
-        :raises TemporaryError: the catalog did not answer.
-        """
+        """See `TargetCatalogs.load`."""
         return self._of(name).load(name)
 
     def create(self, section: TableSection, columns: T.StructType, properties: Mapping[str, str], path: str) -> Table:

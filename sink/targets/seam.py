@@ -8,12 +8,11 @@ What a **snapshot id** is depends on the format: Iceberg's snapshot ids are rand
 table's state is its version. Here it only tells one state of a table's rows from another.
 """
 
-from abc import ABC, abstractmethod
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager
 from datetime import timedelta
 from functools import cached_property
-from typing import TYPE_CHECKING, Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
 from sink.targets.upkeep_values import (
     Compacted,
@@ -49,7 +48,7 @@ if TYPE_CHECKING:
     from sink.targets.retries import Retries
 
 
-class TableView(ABC):
+class TableView(Protocol):
     """A table as it was when it was read."""
 
     name: str
@@ -57,19 +56,15 @@ class TableView(ABC):
     """What the format calls a state of the table, in messages: `snapshot` or `version`."""
 
     @property
-    @abstractmethod
     def spec(self) -> "TableSpec":
         """The facts that delta writers need, as plain values."""
 
-    @abstractmethod
     def property(self, name: str) -> str | None:
         """A property's value: one of the table's own, or (`rowdelta.…`) one in which a sink keeps its state."""
 
-    @abstractmethod
     def stored(self, part: str) -> Mapping[str, str]:
         """What sinks have stored in properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
 
-    @abstractmethod
     def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
         """The sink's position in the current state, also after somebody took the table back to an earlier one.
 
@@ -78,7 +73,6 @@ class TableView(ABC):
         :raises TableError: nothing that is left tells the position.
         """
 
-    @abstractmethod
     def snapshot_id(self) -> int | None:
         """Id of the current state of the rows. None if the table has never had a row."""
 
@@ -86,11 +80,9 @@ class TableView(ABC):
         """Which of two states came before the other one. If one is unknown (by now), the other one."""
         return min(first, second)
 
-    @abstractmethod
     def last_commit(self) -> LastCommit | None:
         """None if the table has no snapshot."""
 
-    @abstractmethod
     def facts(self) -> UpkeepFacts | None:
         """What its maintenance depends on. None if the table has no snapshot, or doesn't tell."""
 
@@ -98,30 +90,24 @@ class TableView(ABC):
         """How many of `UpkeepFacts.deleted_rows` are in delete files that are known to apply to nothing."""
         return 0
 
-    @abstractmethod
     def columns(self) -> tuple["ColumnSpec", ...]:
         """The table's columns as Spark types.
 
         :raises TableError: a column has a type that Spark can't represent.
         """
 
-    @abstractmethod
     def identifiers(self) -> tuple[str, ...]:
         """The columns that the table itself calls its key. Empty if it names none.
 
         :raises TableError: the writers don't know the type of a column.
         """
 
-    @abstractmethod
     def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
-        """Check that the sink can write the table at all.
-
-        :param appends: whether the sink only appends to it.
+        """:param appends: whether the sink only appends to it.
         :param copies: whether it deletes rows copy-on-write.
         :raises TableError: it has a property, a feature or a column that the sink doesn't know or must not ignore.
         """
 
-    @abstractmethod
     def check_fits(self, section: "TableSection") -> None:
         """:raises TableError: key or partitioning aren't as `section` says, or the sink can't write such a table so."""
 
@@ -129,25 +115,20 @@ class TableView(ABC):
         """The order that the table itself has for its rows. None if it has none, or one that the writers can't keep."""
         return None
 
-    @abstractmethod
     def not_followed(self) -> Iterator[str]:
         """A sentence for each property and feature of the table that the sink doesn't follow."""
 
 
-class Table(TableView):
+class Table(TableView, Protocol):
     """A table that the sink writes, in a Spark session. What it knows is as of the last `refresh` or commit."""
 
     spark: "SparkSession"
 
     @property
-    @abstractmethod
     def layout(self) -> Hashable:
-        """What files are written for: schema, partitioning and version of the format. Files for another layout must
-        not be committed.
-        """
+        """What files are written for (schema, partitioning, …). Files for another one must not be committed."""
 
     @property
-    @abstractmethod
     def table_id(self) -> str:
         """Another table that gets the same name has another one."""
 
@@ -156,23 +137,19 @@ class Table(TableView):
         """Credentials for the table's files are about to expire; `refresh` gets new ones."""
         return False
 
-    @abstractmethod
     def refresh(self) -> None:
-        """Read the table's state again.
+        """Read its state again.
 
-        :raises TableError: the table is gone or was replaced.
+        :raises TableError: it is gone or was replaced.
         :raises TemporaryError: the catalog did not answer.
         """
 
-    @abstractmethod
     def is_empty(self) -> bool:
         """Whether the current state has no live data file."""
 
-    @abstractmethod
     def own_state(self, prefix: str) -> Mapping[str, str]:
         """What a sink has stored in the table, by the last part of the property's name."""
 
-    @abstractmethod
     def set_property(self, name: str, value: str | None) -> None:
         """Set a property, or (None) remove it, in a commit that changes no row.
 
@@ -180,7 +157,6 @@ class Table(TableView):
         :raises TemporaryError: the catalog doesn't answer, or others commit all the time.
         """
 
-    @abstractmethod
     def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add columns, widen columns, or (None) make them optional, in one commit. If others commit meanwhile, nothing
         changes: the next attempt at the micro-batch finds out what is still missing.
@@ -191,24 +167,21 @@ class Table(TableView):
         """
 
     def prepare_global_deletes(self, *, always: bool) -> bool:
-        """Make the table such that equality deletes can apply to all of its partitions: `always`, or if it has rows
-        that were partitioned in another way. Returns whether it has, so that all of them must be global.
+        """Let equality deletes apply to all partitions: `always`, or if it has rows that were partitioned in another
+        way. Returns whether it has, so that all of them must be global.
         """
         return False
 
-    @abstractmethod
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
-        """A text with everything on which the hashes of keys and the form of vectors depend: a key index with another
-        text is of no use.
+        """Everything on which the hashes of keys and the form of vectors depend, as a text. A key index with another
+        one is of no use.
 
         :param buckets: number of the table's buckets of a key column, if hashes begin with it.
         """
 
-    @abstractmethod
     def index_forbidden_at(self, location: str) -> str | None:
         """Why the key index must not be at a location. None if it may."""
 
-    @abstractmethod
     def changes_since(self, base: int | None, included: "set[int]") -> TableChanges | None:
         """What others changed between a snapshot and the current one.
 
@@ -217,11 +190,9 @@ class Table(TableView):
             caller then reads the whole table.
         """
 
-    @abstractmethod
     def live_files(self) -> Iterator[LiveFile]:
         """The data files of the current state."""
 
-    @abstractmethod
     def delete_rows(
         self,
         name: str,
@@ -238,7 +209,6 @@ class Table(TableView):
         :param created: the path of each written file is added to it, also after an error.
         """
 
-    @abstractmethod
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: "DeletedRows", created: list[str]
     ) -> tuple[Sequence[str], WrittenDeletes]:
@@ -248,14 +218,12 @@ class Table(TableView):
         :return: what to commit of `files`, and deletes to commit beside them.
         """
 
-    @abstractmethod
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         """Find data files of the current state, and what deletes their rows already.
 
         :raises IndexLostError: one of them isn't live.
         """
 
-    @abstractmethod
     def commit(self, request: ChangeSet | Rewrite) -> Outcome:
         """Try to commit, once.
 
@@ -264,7 +232,6 @@ class Table(TableView):
             committed, or the table was taken back (`own_position`). Nothing was committed.
         """
 
-    @abstractmethod
     def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
         """Try to forget a sink's state, in one commit. A commit of the sink that was begun before is refused after it.
 
@@ -274,14 +241,11 @@ class Table(TableView):
         :raises TableError: the sink has committed since, or the table is gone.
         """
 
-    @abstractmethod
     def retries(self) -> "Retries":
         """How often a micro-batch is committed again after refusals."""
 
     def settle(self, prefix: str) -> None:
-        """Store what a commit could not know before it was done, if anything is still missing. Call this when a table
-        is opened.
-        """
+        """When a table is opened: store what a commit could not know before it was done, if it is still missing."""
         return
 
     @cached_property
@@ -291,35 +255,30 @@ class Table(TableView):
         """
         return {}
 
-    @abstractmethod
     def upkeep(self) -> "Upkeep":
         """What maintenance needs of this table: always the same object."""
 
-    @abstractmethod
     def reader(self) -> "Reader":
         """The table's rows, as Spark reads them."""
 
 
-class Upkeep(ABC):
+class Upkeep(Protocol):
     """What maintenance needs of a table. Each verb raises `TemporaryError` if the table's metadata can't be read now,
     or if not all of it could be done.
     """
 
-    @abstractmethod
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         """Find the small files of the sink's last commits.
 
         :param is_enough: whether so many commits with so many files are worth a minor compaction.
         """
 
-    @abstractmethod
     def rewritables(self) -> Iterator[Sequence[Rewritable]]:
         """The data files whose live rows the key index knows, as far as the table's metadata tell. Those of a very
         large table come in parts, in any order: what lets micro-batches wait takes one part, so that each file has its
         turn some time.
         """
 
-    @abstractmethod
     def files_where(self, condition: str) -> "frozenset[str]":
         """Paths of the data files that may have rows for which a condition is true, as partitions and statistics tell.
 
@@ -327,7 +286,6 @@ class Upkeep(ABC):
         :raises ConfigError: it isn't a condition on the table's columns, or the format can't compare files with it.
         """
 
-    @abstractmethod
     def handles(self, paths: Collection[str]) -> Sequence[Any]:
         """What names data files in a `Rewrite`, with the deletes that are only about them, of those that are live."""
 
@@ -349,12 +307,11 @@ class Upkeep(ABC):
         return None
 
     def dangling_deletes(self) -> Sequence[Any]:
-        """What names, in a `Rewrite`, delete files that apply to no data file of the current state. Empty if the format
-        has no such thing, or the table has too many files to look at.
+        """What names, in a `Rewrite`, delete files that apply to no data file. Empty if the format has no such thing,
+        or the table has too many files to look at.
         """
         return ()
 
-    @abstractmethod
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
         """Rewrite files while others commit, with deletes by value applied: of a table without a key index. Use a table
         of its own for it, as `load` returns it.
@@ -364,7 +321,6 @@ class Upkeep(ABC):
         :raises CompactionFailedError: not all was done.
         """
 
-    @abstractmethod
     def remove_rows(self, rows: "DataFrame", columns: Sequence[str]) -> Exception | None:
         """Try to delete the rows that are equal to one of `rows` in some columns; NULL equals NULL.
 
@@ -384,7 +340,6 @@ class Upkeep(ABC):
         """
         return 0
 
-    @abstractmethod
     def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> Sequence[str]:
         """Delete (`dry_run`: find) files in the table's folder that no state of the table has. Returns their paths.
 
@@ -392,24 +347,20 @@ class Upkeep(ABC):
         """
 
     def tend(self) -> None:
-        """Do what the format needs from time to time, such as a checkpoint of its log, without holding up the stream.
-        It is called after commits.
-        """
+        """After commits: do what is due, such as a checkpoint of the log, without holding up the stream."""
         return
 
     def finish_tending(self, seconds: float) -> None:
-        """Wait for what `tend` has begun, but no longer than this: the session is about to end."""
+        """Wait for what `tend` has begun, but no longer than this."""
         return
 
 
-class Reader(ABC):
+class Reader(Protocol):
     """A table's rows, as Spark's frames."""
 
-    @abstractmethod
     def frame(self, spark: "SparkSession") -> "DataFrame":
         """The rows of now, in a session of the caller's."""
 
-    @abstractmethod
     def frame_at(self, snapshot_id: int) -> "DataFrame":
         """The rows of a state that `history` knows. If its files are gone, reading them fails."""
 
@@ -417,11 +368,9 @@ class Reader(ABC):
         """The rows of the newest state, with the columns that it has now: it may have been altered since."""
         return self.frame_at(snapshot_id)
 
-    @abstractmethod
     def frame_of_commit(self, snapshot_id: int) -> "DataFrame | None":
         """The rows that a commit added. None if the history no longer has it."""
 
-    @abstractmethod
     def rows_of(
         self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
@@ -432,6 +381,5 @@ class Reader(ABC):
             of `files` the text that the file's column has for it.
         """
 
-    @abstractmethod
     def history(self, prefix: str) -> "History":
         """The table's commits, with the positions of the sink whose state has this prefix."""

@@ -31,7 +31,7 @@ from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
 from sink.spark.job_errors import job_error
 from sink.spark.tasks import index, move, write
-from sink.targets.loading import Tables
+from sink.targets.catalogs import Catalogs
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
 from tests.memory.table import DataFile, MemoryTable
@@ -85,7 +85,7 @@ class MemoryEngine:
 
     def __init__(
         self,
-        catalogs: Tables,
+        catalogs: Catalogs,
         table: MemoryTable,
         folder: Path,
         clock: Clock,

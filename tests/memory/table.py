@@ -168,6 +168,7 @@ class MemoryTable(Table):
     """What one process knows of the table."""
 
     snapshot_word = "snapshot"
+    spark: Any = None
 
     def __init__(self, store: Store, name: str, clock: Clock) -> None:
         self.name = name

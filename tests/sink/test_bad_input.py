@@ -30,7 +30,7 @@ from sink.spark import exchange, writing
 from sink.spark.tasks import decode, write
 from sink.spark.versions import to_arrow
 from sink.spark.writing import is_read_by_each
-from sink.targets.iceberg.catalog import IcebergCatalogs
+from sink.targets.catalogs import Catalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 
 pytestmark = pytest.mark.spark
@@ -611,4 +611,4 @@ def test_malformed_format_options_are_refused_before_anything_runs(
     )
     (mapped,) = resolve_tables(config, ())
     with pytest.raises(ConfigError, match=message):
-        plan_table(IcebergCatalogs(spark), config, mapped, None)
+        plan_table(Catalogs(spark, config), config, mapped, None)

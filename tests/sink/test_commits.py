@@ -25,7 +25,7 @@ from sink.run.microbatch import TableSink
 from sink.run.open_table import OpenTable
 from sink.run.patterns import resolve_tables
 from sink.run.plan import plan_table
-from sink.targets.iceberg.catalog import IcebergCatalogs
+from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.values import ChangeSet, CommitUnknownError, Done, Outcome
 from tests.faults.plugin import Seen
@@ -941,7 +941,7 @@ def test_partitions_that_do_not_fit_their_column_leave_no_table(
     job.write([("+I", row)])
     mapped = resolve_tables(job.config(), ())[0]
     with pytest.raises(ConfigError, match=message):  # as `check` does
-        plan_table(IcebergCatalogs(job.spark), job.config(), mapped, None)
+        plan_table(Catalogs(job.spark, job.config()), job.config(), mapped, None)
     with pytest.raises(ConfigError, match=message):
         job.run()
     job.partition_by = ["region", "day(day)"]

@@ -71,7 +71,7 @@ class DeltaCatalogs:
         return self._created(name, columns, [], required(appends=True) | dict(properties))
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
-        """See `Tables.check_new`.
+        """See `TargetCatalogs.check_new`.
 
         :raises TableError: the table's folder has other files.
         """
