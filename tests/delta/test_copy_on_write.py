@@ -15,7 +15,6 @@ from pyspark.sql import SparkSession
 from sink.errors import TemporaryError
 from sink.run import copy_on_write
 from tests.delta.harness import DeltaJob, before_commit, crashing
-from tests.rewrites import only_sink, rewritten_files
 from tests.sink.harness import Changes
 
 pytestmark = pytest.mark.spark
@@ -63,22 +62,6 @@ def test_the_table_never_gets_a_vector(spark: SparkSession, tmp_path: Path, part
     assert job.rows() == []
     assert job.snapshot().files == {}
     job.check(readers=())
-
-
-def test_rows_of_others_whose_key_is_null_are_copied(spark: SparkSession, tmp_path: Path) -> None:
-    """And moved later. The key index has none of them."""
-    job = new_job(spark, tmp_path, tasks=1)
-    job.create("id BIGINT, region STRING")
-    rows = ", ".join(f"({'NULL' if n % 3 == 0 else n}, '{n}')" for n in range(12))
-    job.sql(f"INSERT INTO {{t}} SELECT /*+ COALESCE(1) */ * FROM VALUES {rows}")
-    job.write([("+U", {"id": 1, "region": "new"}), ("-D", {"id": 4, "region": None})])
-    job.run()
-    expected = {(None if n % 3 == 0 else n, str(n)) for n in range(12) if n not in (1, 4)} | {(1, "new")}
-    assert {tuple(row.values()) for row in job.content().to_pylist()} == expected
-    sink = only_sink(job)
-    assert sink.upkeep.end_rewrite(rewritten_files(sink)) is not None
-    assert len(job.snapshot().files) == 1
-    assert {tuple(row.values()) for row in job.content().to_pylist()} == expected
 
 
 def test_a_file_loses_the_vector_that_it_has(spark: SparkSession, tmp_path: Path) -> None:

@@ -151,8 +151,9 @@ def test_what_a_crash_left_in_a_checkpoint_does_not_matter(
 
 
 @pytest.mark.spark
-@pytest.mark.parametrize("file_format", ["json", "parquet"])
-@pytest.mark.parametrize("lost", [False, True], ids=["continues", "checkpoint lost"])
+@pytest.mark.parametrize(
+    ("lost", "file_format"), [(True, "json"), (False, "parquet")], ids=["checkpoint lost-json", "continues-parquet"]
+)
 def test_files_of_one_time_are_applied_by_their_paths(
     spark: SparkSession, tmp_path: Path, file_format: Literal["json", "parquet"], lost: bool
 ) -> None:

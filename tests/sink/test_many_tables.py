@@ -306,25 +306,6 @@ def test_one_bad_table_does_not_stop_the_others(shop: Shop) -> None:
     assert shop.is_exact()
 
 
-def test_a_table_altered_underneath_comes_back_by_itself(shop: Shop) -> None:
-    shop.create("a", "b")
-    with shop.start() as running:
-        shop.change("a", 10)
-        shop.change("b", 10)
-        assert wait_until(lambda: shop.is_exact(), 60)
-        shop.spark.sql(f"ALTER TABLE {shop.target('b')} ADD COLUMN extra string")
-        before = shop.expected("b")
-        for _ in range(5):
-            shop.change("a", 10)
-            shop.change("b", 10)
-            assert wait_until(lambda: shop.is_exact("a"), 60)
-        assert shop.rows("b") == before
-        assert running.alive
-        shop.spark.sql(f"ALTER TABLE {shop.target('b')} DROP COLUMN extra")
-        assert wait_until(lambda: shop.is_exact(), 60)
-    assert running.error is None
-
-
 def test_a_table_that_is_rolled_back_is_read_again(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """All share one stream, which goes back for this one alone."""
     shop.create("a", "b", "c")
@@ -419,16 +400,6 @@ def test_a_deleted_topic_does_not_stop_the_others(shop: Shop) -> None:
             assert wait_until(lambda: shop.is_exact("a"), 60)
         assert running.alive
     assert running.error is None or isinstance(running.error, ConfigError)
-
-
-def test_bad_records_that_fail_stop_their_table_only(shop: Shop) -> None:
-    shop.sink = {"on_bad_record": "fail"}
-    shop.create("a", "b")
-    shop.change("a", 10)
-    shop.send_raw("b", b"no JSON")
-    with pytest.raises(DataError, match="1 bad record"):
-        shop.run()
-    assert shop.is_exact("a")
 
 
 def test_what_was_merged_stays_when_the_next_micro_batch_fails(
