@@ -168,8 +168,8 @@ def test_dead_letters_do_not_know_the_run() -> None:
 
 
 def test_a_run_does_not_know_who_watches_it() -> None:
-    """It tells an observer, and `sink.cli` says who that is."""
-    assert importers(ROOT / "sink", "sink.watch") - {"sink/cli.py"} == {
+    """It tells an observer, and `sink.console.run` says who that is."""
+    assert importers(ROOT / "sink", "sink.watch") - {"sink/console/run.py"} == {
         f"sink/watch/{name}.py" for name in ("metrics", "server", "state")
     }
     told = modules_imported_by(ROOT / "sink" / "run" / "observer.py")

@@ -5,5 +5,5 @@
     metrics.py   the same for Prometheus
     page/        the page for people: it reads `/state.json`
 
-`sink.run` knows nothing of this package. `sink.cli` puts both together.
+`sink.run` knows nothing of this package. `sink.console.run` puts both together.
 """

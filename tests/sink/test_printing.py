@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sink import cli, redaction
-from sink.cli import _as_table
+from sink.console.common import as_table
 from sink.printing import PrintedRecords, one_line, printable, printable_row
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b2J"
@@ -30,7 +30,7 @@ def test_json_keeps_its_meaning() -> None:
 
 
 def test_cells_stay_in_their_row() -> None:
-    assert list(_as_table(["id", "v"], [["1\n2", f"x\n2  forged{ESCAPE[:1]}"], ["3", "y"]])) == [
+    assert list(as_table(["id", "v"], [["1\n2", f"x\n2  forged{ESCAPE[:1]}"], ["3", "y"]])) == [
         "id    v",
         "1\\n2  x\\n2  forged\\u001b",
         "3     y",
@@ -59,7 +59,7 @@ def test_a_defect_shows_no_secret(capsys: pytest.CaptureFixture[str], monkeypatc
     def fail(_: object) -> None:
         raise RuntimeError("no answer from https://ada:hunter2@catalog")
 
-    monkeypatch.setattr("sink.cli._packages", fail)
+    monkeypatch.setattr("sink.console.package._packages", fail)
     from sink.cli import main
 
     assert main(["packages", "sink.yaml"]) == 1

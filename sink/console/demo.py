@@ -1,0 +1,35 @@
+"""`rowdelta demo`."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sink.console.common import Commands, command, require_java
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger("rowdelta")
+
+
+def add(commands: Commands) -> None:
+    added = command(
+        commands, "demo", _demo, "run an embedded example, from generated changes to a proven table",
+        "Generates a small shop's changelog, runs the sink into a local warehouse, and shows that table and "
+        "source are equal. Needs no server.",
+        has_config=False,
+    )  # fmt: skip
+    added.add_argument(
+        "--folder", default="demo", help="where to put source files, warehouse and checkpoint (default: ./demo)"
+    )
+    added.add_argument(
+        "--format", default="iceberg", choices=("iceberg", "delta"), help="format of the tables (default: iceberg)"
+    )
+
+
+def _demo(args: argparse.Namespace) -> int:
+    require_java()
+    from sink.commands import demo
+
+    return demo.run(Path(args.folder), args.format)

@@ -1,0 +1,72 @@
+"""`rowdelta init`."""
+
+import argparse
+import logging
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from sink.console.common import Commands, command
+from sink.errors import ConfigError
+from sink.printing import printable
+
+if TYPE_CHECKING:
+    pass
+
+log = logging.getLogger("rowdelta")
+
+
+def add(commands: Commands) -> None:
+    init = command(commands, "init", _init, "write a first configuration for a broker's topics or a folder's files",
+               "Looks at a Kafka broker's topics, or at a folder of change files, recognises their format by the "
+               "messages, and writes a commented configuration. Never overwrites a file. Needs no Java.",
+               has_config=False)  # fmt: skip
+    where = init.add_mutually_exclusive_group(required=True)
+    where.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="a Kafka broker, or several with commas")
+    where.add_argument("--files", metavar="DIR", help="a folder of change files (Parquet or JSON), or of such folders")
+    init.add_argument("--registry", metavar="URL", help="the schema registry, for Avro")
+    init.add_argument("--topics", metavar="REGEX", default=".*", help="only topics whose whole name this matches")
+    init.add_argument(
+        "--option", metavar="NAME=VALUE", action="append", default=[],
+        help="an option of Kafka's client, such as security.protocol=SASL_SSL, sasl.mechanism=PLAIN, sasl.username=u, "
+        "'sasl.password=${PASSWORD}', or of the registry's, such as "
+        "'schema.registry.basic.auth.user.info=rowdelta:${REGISTRY_PASSWORD}'; may be given several times. Write a "
+        "secret as '${NAME}' in single quotes, since others can read a command line. The file never gets a secret",
+    )  # fmt: skip
+    init.add_argument(
+        "--key", metavar="COLUMN", action="append", default=[],
+        help="a key column, for tables whose messages don't state the key; may be given several times",
+    )  # fmt: skip
+    init.add_argument(
+        "--order-by", metavar="COLUMN", action="append", default=[],
+        help="a column that orders changes in files, such as seq or 'source.lsn bigint'; may be given several times",
+    )  # fmt: skip
+    init.add_argument("--output", metavar="FILE", default="sink.yaml", help="the file to write (default: ./sink.yaml)")
+
+
+def _refuse_options(args: argparse.Namespace) -> None:
+    """:raises ConfigError: options of `init` that the chosen kind of source doesn't have."""
+    of_kafka = {"--topics": args.topics != ".*", "--registry": args.registry is not None, "--option": args.option}
+    of_files = {"--order-by": args.order_by}
+    chosen, other, wrong = "--bootstrap-servers", "--files", of_files
+    if args.files is not None:
+        chosen, other, wrong = other, chosen, of_kafka
+    names = [name for name, is_given in wrong.items() if is_given]
+    if names:
+        raise ConfigError(f"{' and '.join(names)}: only with {other}, and here is {chosen}. Leave it out.")
+
+
+def _init(args: argparse.Namespace) -> int:
+    from sink.commands import initialize, proposal
+
+    _refuse_options(args)
+    output = Path(args.output)
+    if args.files is not None:
+        results = initialize.from_files(Path(args.files), output, args.key, args.order_by)
+    else:
+        results = initialize.from_kafka(
+            args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
+        )
+    for line in proposal.told("kafka" if args.files is None else "files", results):
+        print(printable(line))
+    print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
+    return 0
