@@ -90,7 +90,7 @@ def test_rows_as_json_are_data(known: None) -> None:
 
 def test_rows_as_json_are_printed_as_such(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     row = '{"site":"http://example.com","mail":"me@x.org","url":"?token=a"}'
-    monkeypatch.setattr(cli, "_load", lambda _: None)
+    monkeypatch.setattr("sink.console.common.load", lambda _: None)
     monkeypatch.setattr("sink.spark.session.start", lambda *_, **__: None)
     monkeypatch.setattr("sink.spark.session.stopping", lambda _: nullcontext())
     monkeypatch.setattr("sink.commands.time_travel.target", lambda *_: None)
