@@ -13,7 +13,7 @@ from sink import logs
 
 # These load little: until the imports of this module are done, nobody handles signals.
 from sink.console import dead_letters, demo, init, look, maintain, package, reset, run, verify
-from sink.console.common import version_of_rowdelta
+from sink.console.command import version_of_rowdelta
 from sink.errors import ConfigError, RowdeltaError
 from sink.printing import printable
 from sink.spark import interrupts

@@ -5,7 +5,7 @@ import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
-from sink.console.common import Commands, as_table, command, inspect, positive
+from sink.console.command import Commands, as_table, command, inspect, positive
 from sink.errors import DataError
 from sink.printing import printable, printable_row
 

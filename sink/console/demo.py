@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sink.console.common import Commands, command, require_java
+from sink.console.command import Commands, command, require_java
 
 if TYPE_CHECKING:
     pass

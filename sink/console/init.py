@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sink.console.common import Commands, command
+from sink.console.command import Commands, command
 from sink.errors import ConfigError
 from sink.printing import printable
 

@@ -6,7 +6,7 @@ import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
-from sink.console.common import Commands, as_table, command, inspect, positive
+from sink.console.command import Commands, as_table, command, inspect, positive
 from sink.printing import printable, printable_row
 
 if TYPE_CHECKING:

@@ -4,7 +4,7 @@ import argparse
 import logging
 from typing import TYPE_CHECKING
 
-from sink.console.common import Commands, add_tables, command, load
+from sink.console.command import Commands, add_tables, command, load
 from sink.errors import ConfigError
 from sink.printing import printable, printable_row
 

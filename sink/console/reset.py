@@ -5,7 +5,7 @@ import logging
 import sys
 from typing import TYPE_CHECKING
 
-from sink.console.common import Commands, command, load
+from sink.console.command import Commands, command, load
 from sink.errors import ConfigError
 from sink.printing import printable
 

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from sink import logs
-from sink.console.common import Commands, command, load, version_of_rowdelta
+from sink.console.command import Commands, command, load, version_of_rowdelta
 
 if TYPE_CHECKING:
     from sink.config import Config

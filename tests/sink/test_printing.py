@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 
 from sink import cli, redaction
-from sink.console.common import as_table
+from sink.console.command import as_table
 from sink.printing import PrintedRecords, one_line, printable, printable_row
 
 ESCAPE = "\x1b]0;owned\x07\x1b[2J\x9b2J"
@@ -90,7 +90,7 @@ def test_rows_as_json_are_data(known: None) -> None:
 
 def test_rows_as_json_are_printed_as_such(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
     row = '{"site":"http://example.com","mail":"me@x.org","url":"?token=a"}'
-    monkeypatch.setattr("sink.console.common.load", lambda _: None)
+    monkeypatch.setattr("sink.console.command.load", lambda _: None)
     monkeypatch.setattr("sink.spark.session.start", lambda *_, **__: None)
     monkeypatch.setattr("sink.spark.session.stopping", lambda _: nullcontext())
     monkeypatch.setattr("sink.commands.time_travel.target", lambda *_: None)
