@@ -20,12 +20,13 @@ from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import CopyGroup
+from deltawriters.scratch import Scratch
 from sink.plans import RewritePlan
 from sink.run.engine import Engine
 from sink.run.moving import dealt, move_rows
 from sink.spark.failures import failure_of
 from sink.targets.seam import Table
-from sink.targets.values import Copied
+from sink.targets.values import Copied, WrittenDeletes
 
 _ON_DRIVER = 8 * 1024 * 1024
 """Up to this many bytes of files, the driver copies them itself: a Spark job would take longer."""
@@ -43,6 +44,7 @@ class Replacement:
     :param runs: where the copied rows are now.
     :param replaced: see `IndexCommit`.
     :param removed: see `IndexCommit`.
+    :param gone: paths of the old data files.
     """
 
     files: list[str]
@@ -50,14 +52,20 @@ class Replacement:
     replaced: Sequence[Any]
     removed: Sequence[str]
     copied: Copied
+    gone: Collection[str]
+
+    @property
+    def deletes(self) -> WrittenDeletes:
+        """As deletes: the old files have no vector any more."""
+        return WrittenDeletes(self.files, self.removed, dict.fromkeys(self.gone), self.copied.bytes_written)
 
 
 def replace_files(
-    table: Table, engine: Engine, plan: RewritePlan, deleted: DeletedRows, created: list[str]
+    table: Table, engine: Engine, plan: RewritePlan, deleted: DeletedRows, scratch: Scratch
 ) -> Replacement:
     """Write the files that replace those from which rows are deleted.
 
-    :param created: the paths of new files are added to it, also after an error.
+    :param scratch: gets the new files, also after an error.
     :raises IndexLostError: the index isn't of the table's state, or a part of it is missing or damaged.
     :raises LostVectorError: a deletion vector of the table can't be read.
     :raises UnreadableRowsError: a file can't be read as one of the table.
@@ -68,7 +76,7 @@ def replace_files(
     groups = _groups(touched.files, deleted, plan.table.target_file_size, engine.parallelism)
     total = sum(file.size_in_bytes for file in touched.files)
     try:
-        new = move_rows(engine, plan, groups, created, on_driver=total <= _ON_DRIVER, threads=os.cpu_count() or 1)
+        new = move_rows(engine, plan, groups, scratch, on_driver=total <= _ON_DRIVER, threads=os.cpu_count() or 1)
     except Exception as error:
         failure = failure_of(error)
         if failure is not None and failure.kind == "corrupt index":
@@ -89,6 +97,7 @@ def replace_files(
             scan_seconds=scanned - started,
             rewrite_seconds=time.monotonic() - scanned,
         ),
+        deleted.found.keys(),
     )
 
 

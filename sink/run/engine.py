@@ -14,11 +14,12 @@ from pyiceberg.io import FileIO
 from changelog.decoding import Stated
 from deltawriters import TableSpec
 from deltawriters.keyindex import IndexSlice, RunInfo
+from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
 from sink.routing import KeyHash
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.table_plan import TablePlan
-from sink.run.written import Uncommitted, Written
+from sink.run.written import Written
 from sink.sources.source import TableBatch
 from sink.targets.values import LiveFile
 
@@ -66,7 +67,7 @@ class BatchWriter(Protocol):
         """Write for a table that was altered."""
 
     def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
-        """Decode a micro-batch's records and write them. The files are in the `Uncommitted` of the writer, also those
+        """Decode a micro-batch's records and write them. The files are in the `Scratch` of the writer, also those
         of a job that is interrupted. After any of the following errors they are deleted.
 
         :param may_repeat: the dead-letter table may already have some of the bad records. They are left out.
@@ -119,7 +120,7 @@ class Engine(Protocol):
     def another(self) -> "Engine":
         """An engine of the same table, whose tasks may run at the same time."""
 
-    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> BatchWriter: ...
+    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> BatchWriter: ...
 
     def index_folder(self) -> IndexFolder: ...
 

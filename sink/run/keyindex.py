@@ -13,11 +13,10 @@ just before our commit) by walking the snapshots, and reads only the data files 
 columns of the whole table.
 """
 
-import contextlib
 import json
 import logging
 import time
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 from uuid import uuid4
@@ -33,12 +32,13 @@ from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion, new_encoding
 from deltawriters.old_rows import DeletedRows
 from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhile
+from deltawriters.scratch import Scratch
 from deltawriters.table import Bucket
 from sink.errors import TableError
 from sink.plans import RewritePlan
 from sink.results import IndexPart
 from sink.routing import RANGES, KeyHash
-from sink.run.copy_on_write import Replacement, replace_files
+from sink.run.copy_on_write import Replacement
 from sink.run.engine import Engine, KeyReading
 from sink.run.table_plan import TablePlan
 from sink.targets.locations import check_location
@@ -155,7 +155,6 @@ class KeyIndex:
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
-        self._copies = plan.section.copies
         self._pin: Pin | None = None
         self._place = table.spec.location
         """The table's location. The index has full paths of its files."""
@@ -234,15 +233,22 @@ class KeyIndex:
         return sum(run.entries for run in runs), sum(run.size_in_bytes for run in runs)
 
     @property
+    def parquet_deletes(self) -> Mapping[str, Sequence[str]]:
+        """See `LiveFile`, by the path of the data file."""
+        return self._synchronized().parquet_deletes
+
+    @property
     def next_sequence(self) -> int:
         """Sequence of the runs that the tasks write next."""
         return self._synchronized().sequence + 1
 
-    def amend(self, operation: str, slice_: IndexSlice, tasks: int, results: Sequence[IndexPart]) -> IndexCommit | None:
-        """Like `prepare`, after a commit was refused because of other writers. The keys are looked up in the files that
-        these wrote or changed, and nothing is written again. So a busy writer can't block large micro-batches for ever.
+    def look_up_again(self, slice_: IndexSlice, results: Sequence[IndexPart]) -> Meanwhile | None:
+        """Look keys up in the files that others wrote or changed, after a commit was refused because of them. Nothing
+        is written again. So a busy writer can't block large micro-batches for ever.
 
-        :return: None if that isn't enough, and the micro-batch must be written again.
+        :param slice_: see `prepare`, and for `results`.
+        :return: what others have changed since the tasks looked up: for `deleted_rows` and `prepare`. None if that
+            isn't enough, and the micro-batch must be written again.
         """
         before, base, refused = self._synchronized().runs, self._base, self._prepared
         assert refused is not None
@@ -250,7 +256,7 @@ class KeyIndex:
         if changes is None or self._base == base:
             return None
         if refused.truncates:  # whatever others did, the commit removes it, and tasks have looked nothing up
-            return self._prepare(operation, slice_, tasks, results, refused.meanwhile, truncates=True)
+            return refused.meanwhile
         new = tuple(run for run in self._synchronized().runs if run not in before)
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
@@ -269,8 +275,28 @@ class KeyIndex:
             self._table.name,
             amounts({"added or changed file": len(changes.files), "removed file": len(changes.removed)}),
         )
-        meanwhile = refused.meanwhile.followed_by(changes, rows)
-        return self._prepare(operation, slice_, tasks, results, meanwhile, truncates=False)
+        return refused.meanwhile.followed_by(changes, rows)
+
+    def deleted_rows(self, results: Sequence[IndexPart], meanwhile: Meanwhile) -> DeletedRows:
+        """The earlier rows that a micro-batch deletes."""
+        return self._found_by_tasks(results).without(meanwhile.touched).with_rows(meanwhile.rows)
+
+    def _found_by_tasks(self, results: Sequence[IndexPart]) -> DeletedRows:
+        return DeletedRows.told((result.old_rows for result in results), self._folder.io_properties)
+
+    def copying(self, slice_: IndexSlice) -> RewritePlan:
+        """What tasks are told that copy the rows of files from which a micro-batch deletes others.
+
+        :param slice_: the part of the index that the micro-batch's tasks had. What others wrote meanwhile isn't in it.
+        """
+        spec, key = self._table.spec, tuple(self._plan.section.key)
+        slice_ = replace(slice_, runs=self._synchronized().runs, dead=dict(self._synchronized().dead))
+        # not the commit's name: it may be sent again with other files, before the first ones are deleted
+        return RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
+
+    def io_of(self, path: str, table: TableSpec) -> FileIO:
+        """What reaches a file: of the index, or else of the table."""
+        return self._io if path.startswith(f"{self._location}/") else table.io
 
     def prepare(
         self,
@@ -278,72 +304,34 @@ class KeyIndex:
         slice_: IndexSlice,
         tasks: int,
         results: Sequence[IndexPart],
+        deleted: Collection[str],
+        gone: WrittenDeletes | Replacement,
+        scratch: Scratch,
+        meanwhile: Meanwhile,
         *,
-        truncated: bool = False,
+        truncates: bool = False,
     ) -> IndexCommit:
-        """Write the version that the commit will name, and deletes of earlier rows that the tasks haven't written, or
-        files in the place of those with earlier rows.
+        """Write the version that the commit will name.
 
         :param operation: name of the commit.
         :param slice_: the part of the index that the tasks had.
         :param tasks: number of tasks that share the hash space.
         :param results: `index` of each task's result.
-        :param truncated: the commit removes all rows that the table has (`ChangeSet.truncates`).
+        :param deleted: paths of the data files with earlier rows that the commit deletes (`deleted_rows`).
+        :param gone: the deletes of these rows, or the files that replace those files.
+        :param scratch: gets the files that are written.
+        :param meanwhile: what `look_up_again` has found.
+        :param truncates: the commit removes all rows that the table has (`ChangeSet.truncates`).
         """
-        return self._prepare(operation, slice_, tasks, results, Meanwhile(), truncates=truncated)
-
-    def _prepare(
-        self,
-        operation: str,
-        slice_: IndexSlice,
-        tasks: int,
-        results: Sequence[IndexPart],
-        meanwhile: Meanwhile,
-        *,
-        truncates: bool,
-    ) -> IndexCommit:
-        new_paths: list[str] = []
-        try:
-            return self._prepared_commit(operation, slice_, tasks, results, meanwhile, truncates, new_paths)
-        except BaseException:
-            for path in new_paths:
-                with contextlib.suppress(OSError):
-                    self.io_of(path, self._table.spec).delete(path)
-            raise
-
-    def io_of(self, path: str, table: TableSpec) -> FileIO:
-        """What reaches a file: of the index, or else of the table."""
-        return self._io if path.startswith(f"{self._location}/") else table.io
-
-    def _prepared_commit(
-        self,
-        operation: str,
-        slice_: IndexSlice,
-        tasks: int,
-        results: Sequence[IndexPart],
-        meanwhile: Meanwhile,
-        truncates: bool,
-        new_paths: list[str],
-    ) -> IndexCommit:
-        """:param new_paths: the path of each written file is added to this list."""
         version, base = self._synchronized(), self._base
         if truncates:
             version = IndexVersion(version.encoding, version.sequence)
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result.new_vectors
-        deleted = DeletedRows.told((result.old_rows for result in results), self._folder.io_properties)
-        spent = {f"runs/{path.rpartition('/')[2]}" for path in deleted.files}
-        deleted = deleted.without(meanwhile.touched).with_rows(meanwhile.rows)
-        replaced = self._replacement(slice_, deleted, new_paths) if self._copies and deleted.found else None
-        if replaced is not None:
-            written = WrittenDeletes(
-                replaced.files, replaced.removed, dict.fromkeys(deleted.found), replaced.copied.bytes_written
-            )
-        else:
-            written = self._table.delete_rows(
-                f"{operation}-{base}", deleted, version.vectors.get, version.parquet_deletes, new_paths
-            )
+        spent = {f"runs/{path.rpartition('/')[2]}" for path in self._found_by_tasks(results).files}
+        replaced = gone if isinstance(gone, Replacement) else None
+        written = gone.deletes if isinstance(gone, Replacement) else gone
         vectors |= written.vectors
         parquet_deletes = {
             path: deletes for path, deletes in version.parquet_deletes.items() if path not in written.vectors
@@ -361,7 +349,7 @@ class KeyIndex:
         if replaced is not None:
             # no key has both a changed row and a copied one, so their runs are of one age
             runs += [replace(run, sequence=sequence) for run in replaced.runs]
-            dead |= dict.fromkeys(deleted.found, sequence)
+            dead |= dict.fromkeys(deleted, sequence)
             runs, dead_ends = self._without_dead_ends(runs, dead)
             spent |= dead_ends
         oldest = min((run.sequence for run in runs), default=0)
@@ -376,30 +364,19 @@ class KeyIndex:
             parquet_deletes=parquet_deletes,
         )
         stored = self._prepared_as(
-            operation, prepared, new_paths, truncates=truncates, spent=frozenset(spent), meanwhile=meanwhile
+            operation, prepared, scratch, truncates=truncates, spent=frozenset(spent), meanwhile=meanwhile
         )
-        commit = IndexCommit(
+        return IndexCommit(
             base,
             stored,
             written.files,
             written.removed,
-            sorted(deleted.found),
-            new_paths,
+            sorted(deleted),
             written.bytes,
+            replaced=() if replaced is None else replaced.replaced,
+            copied=None if replaced is None else replaced.copied,
             delete_files=written.delete_files,
         )
-        return commit if replaced is None else replace(commit, replaced=replaced.replaced, copied=replaced.copied)
-
-    def _replacement(self, slice_: IndexSlice, deleted: DeletedRows, new_paths: list[str]) -> Replacement:
-        """Replace the files from which rows are deleted by files with their other rows.
-
-        :param slice_: the part of the index that the tasks had. What others wrote meanwhile isn't in it.
-        """
-        spec, key = self._table.spec, tuple(self._plan.section.key)
-        slice_ = replace(slice_, runs=self._synchronized().runs, dead=dict(self._synchronized().dead))
-        # not the commit's name: it may be sent again with other files, before the first ones are deleted
-        plan = RewritePlan(spec, key, slice_, self.next_sequence, self.key_hash(spec), uuid4().hex[:16])
-        return replace_files(self._table, self._engine, plan, deleted, new_paths)
 
     def _without_dead_ends(self, runs: list[RunInfo], dead: Mapping[str, int]) -> tuple[list[RunInfo], set[str]]:
         """The runs without the oldest ones that have only entries of dead files. There is nothing left that these could
@@ -427,14 +404,14 @@ class KeyIndex:
         return self._synchronized().vectors.get(path)
 
     def prepare_rewrite(
-        self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], new_paths: Sequence[str]
+        self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], scratch: Scratch
     ) -> IndexCommit:
         """Like `prepare`, for a commit that moves rows to new data files.
 
         :param operation: name of the commit.
         :param gone: the old data files.
         :param runs: entries of the rows in their new files.
-        :param new_paths: paths of the files that were written.
+        :param scratch: see `prepare`.
         """
         version = self._synchronized()
         removed, sequence = set(gone), self.next_sequence
@@ -447,9 +424,8 @@ class KeyIndex:
             vectors=version.vectors.changed(dict.fromkeys(removed)),
             parquet_deletes={path: files for path, files in version.parquet_deletes.items() if path not in removed},
         )
-        paths = list(new_paths)
-        stored = self._prepared_as(operation, prepared, paths)
-        return IndexCommit(self._base, stored, (), _vectors_of(version, removed), (), paths)
+        stored = self._prepared_as(operation, prepared, scratch)
+        return IndexCommit(self._base, stored, (), _vectors_of(version, removed), ())
 
     def pin(self) -> Pin:
         """Hold the current state, so that rows can be moved from it while micro-batches go on. There is one pin at a
@@ -483,7 +459,7 @@ class KeyIndex:
         files: Sequence[str],
         gone: Iterable[str],
         runs: Sequence[RunInfo],
-        new_paths: list[str],
+        scratch: Scratch,
     ) -> Adopted | None:
         """Like `prepare`, for a commit that moves rows to new data files, which were written since a state was pinned.
         Rows that micro-batches have deleted since, or given their keys other rows, are deleted in the new files too.
@@ -492,7 +468,7 @@ class KeyIndex:
         :param files: the new data files, as in `ChangeSet`.
         :param gone: the old data files.
         :param runs: entries of the rows in their new files, with the pin's sequence.
-        :param new_paths: the path of each written file is added to it.
+        :param scratch: see `prepare`.
         :return: None if others have changed one of the old files, or the index was built again: the rewrite gives way.
         """
         version, removed = self._synchronized(), set(gone)
@@ -504,7 +480,7 @@ class KeyIndex:
         moved = IndexSlice(pin.slice.location, pin.slice.io_properties, tuple(runs), {})
         superseded = rows_superseded_meanwhile(moved, replace(moved, runs=newer)) if newer else []
         deleted = DeletedRows({}, self._folder.io_properties).with_rows(superseded)
-        files, written = self._table.delete_new_rows(f"{operation}-{self._base}", files, deleted, new_paths)
+        files, written = self._table.delete_new_rows(f"{operation}-{self._base}", files, deleted, scratch)
         prepared = replace(
             version,
             runs=(*version.runs, *runs),
@@ -512,13 +488,13 @@ class KeyIndex:
             vectors=version.vectors.changed({**dict.fromkeys(removed), **written.vectors}),
             parquet_deletes={path: found for path, found in version.parquet_deletes.items() if path not in removed},
         )
-        stored = self._prepared_as(operation, prepared, new_paths)
+        stored = self._prepared_as(operation, prepared, scratch)
         removed_vectors = _vectors_of(version, removed)
-        index = IndexCommit(self._base, stored, written.files, removed_vectors, (), new_paths, written.bytes)
+        index = IndexCommit(self._base, stored, written.files, removed_vectors, (), written.bytes)
         return Adopted(files, index, [path for path, vector in written.vectors.items() if vector is None])
 
     def prepare_conversion(
-        self, operation: str, files: Mapping[IndexedFile, int], live: Mapping[str, int], new_paths: list[str]
+        self, operation: str, files: Mapping[IndexedFile, int], live: Mapping[str, int], scratch: Scratch
     ) -> IndexCommit:
         """Like `prepare`, for a commit that says by position what equality deletes say by value: which rows of data
         files aren't live.
@@ -526,7 +502,7 @@ class KeyIndex:
         :param operation: name of the commit.
         :param files: the data files to which equality deletes apply, and the number of their rows, live or not.
         :param live: how many rows of each are live, as the format's own reader sees it.
-        :param new_paths: the path of each written file is added to it.
+        :param scratch: see `prepare`.
         :raises CorruptIndexError: a run is damaged or missing.
         :raises IndexLostError: the index has more or fewer live rows of a file. It would delete wrong ones.
         """
@@ -543,23 +519,23 @@ class KeyIndex:
         old = [OldRows(file, np.flatnonzero(dead[file.path])) for file in files if dead[file.path].any()]
         deleted = DeletedRows({}, self._folder.io_properties).with_rows(old)
         written = self._table.delete_rows(
-            f"{operation}-{self._base}", deleted, version.vectors.get, version.parquet_deletes, new_paths
+            f"{operation}-{self._base}", deleted, version.vectors.get, version.parquet_deletes, scratch
         )
         parquet_deletes = {path: old for path, old in version.parquet_deletes.items() if path not in written.vectors}
         prepared = replace(version, vectors=version.vectors.changed(written.vectors), parquet_deletes=parquet_deletes)
-        stored = self._prepared_as(operation, prepared, new_paths)
+        stored = self._prepared_as(operation, prepared, scratch)
         paths = [file.path for file in files]
-        return IndexCommit(self._base, stored, written.files, written.removed, paths, new_paths, written.bytes)
+        return IndexCommit(self._base, stored, written.files, written.removed, paths, written.bytes)
 
-    def prepare_restatement(self, operation: str, referenced: Sequence[str], new_paths: list[str]) -> IndexCommit:
+    def prepare_restatement(self, operation: str, referenced: Sequence[str], scratch: Scratch) -> IndexCommit:
         """Like `prepare`, for a commit that says deletes in another way, and changes no vector.
 
         :param operation: name of the commit.
         :param referenced: see `IndexCommit`.
-        :param new_paths: the path of each written file is added to it.
+        :param scratch: see `prepare`.
         """
-        stored = self._prepared_as(operation, self._synchronized(), new_paths)
-        return IndexCommit(self._base, stored, (), (), referenced, new_paths)
+        stored = self._prepared_as(operation, self._synchronized(), scratch)
+        return IndexCommit(self._base, stored, (), (), referenced)
 
     def _still_dead(self, dead: dict[str, int], runs: Sequence[RunInfo]) -> dict[str, int]:
         """The list of dead data files. From time to time, files that no older run names are removed from it. Otherwise
@@ -707,15 +683,12 @@ class KeyIndex:
     def _read_vectors(self, name: str) -> bytes:
         return self._content(_vectors_file(name))
 
-    def _write(self, name: str, version: IndexVersion, new_paths: list[str]) -> IndexVersion:
-        """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files.
-
-        :param new_paths: the path of each written file is added to this list.
-        """
+    def _write(self, name: str, version: IndexVersion, scratch: Scratch) -> IndexVersion:
+        """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files."""
 
         def write(name: str, content: bytes) -> None:
             path = f"{self._location}/{name}"
-            new_paths.append(path)
+            scratch.paths.append(path)
             with self._io.new_output(path).create(overwrite=True) as stream:
                 stream.write(content)
 
@@ -728,14 +701,14 @@ class KeyIndex:
         self,
         operation: str,
         version: IndexVersion,
-        new_paths: list[str],
+        scratch: Scratch,
         *,
         truncates: bool = False,
         spent: frozenset[str] = frozenset(),
         meanwhile: Meanwhile | None = None,
     ) -> dict[str, Any]:
         """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
-        written = self._write(operation, version, new_paths)
+        written = self._write(operation, version, scratch)
         self._prepared = Prepared(operation, self._base, written, truncates, spent, meanwhile or Meanwhile())
         return {"version": operation, "base": self._base, "table": self._place}
 

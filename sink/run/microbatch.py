@@ -15,6 +15,7 @@ from uuid import uuid4
 from changelog.decoding import ChangelogDecoder, Stated
 from changelog.spec import ChangelogSpec
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.scratch import Scratch
 from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
@@ -22,6 +23,7 @@ from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.run.attempt import Attempt, Begun, Pending, TableShare, TaskPlans, is_small
+from sink.run.copy_on_write import Replacement, replace_files
 from sink.run.engine import Engine
 from sink.run.evolution import evolve_schema
 from sink.run.guards import (
@@ -32,6 +34,7 @@ from sink.run.guards import (
     check_snapshots,
     check_topic,
 )
+from sink.run.keyindex import Meanwhile
 from sink.run.keys import TableKey, with_key
 from sink.run.observer import (
     BatchStarted,
@@ -58,7 +61,7 @@ from sink.run.table_dead_letters import TableDeadLetters
 from sink.run.table_plan import TablePlan
 from sink.run.table_upkeep import TableUpkeep
 from sink.run.telling import committed, copied, log_committed
-from sink.run.written import Uncommitted, Written, sum_up
+from sink.run.written import Written, sum_up
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark.job_errors import before_commit
 from sink.targets.notes import ROWS, SINK_ID
@@ -72,8 +75,10 @@ from sink.targets.values import (
     ChangeSet,
     CommitUnknownError,
     Done,
+    IndexCommit,
     Outcome,
     Refused,
+    WrittenDeletes,
     refusal,
 )
 
@@ -126,9 +131,12 @@ class TableSink:
         self.stated = StatedByMessages(config, table.name, key, source)
         self._letters = TableDeadLetters(dead_letters, plan.section.target, table.name, source, observer)
         self._dead_letters = dead_letters
-        self._uncommitted = Uncommitted(table.name, self._open.io_of)
+        self._scratch = Scratch(table.name, self._open.io_of)
+        """What tasks have written for the next commit."""
+        self._prepared = Scratch(table.name, self._open.io_of)
+        """What was written to prepare it: deletes of earlier rows, and the key index's next version."""
         self._task_plans = TaskPlans(config, plan, dead_letters)
-        self._writer = engine.writer(plan, self._task_plans, self._uncommitted)
+        self._writer = engine.writer(plan, self._task_plans, self._scratch)
         self._followed = plan
         self._letters.publish()
         if observer is not nobody:
@@ -253,7 +261,7 @@ class TableSink:
             return None
         if self._letters.is_ahead(self.position):  # asked after `begun` knows their last commit
             return None
-        self._uncommitted.paths = []
+        self._scratch.keep()
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         self._follow_plan()
         share = Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
@@ -261,7 +269,7 @@ class TableSink:
 
     def take_over(self, paths: Sequence[str]) -> None:
         """Take responsibility for the files that a joint job wrote for this table."""
-        self._uncommitted.paths = list(paths)
+        self._scratch.paths = list(paths)
 
     def apply_share(self, batch_id: int, share: TableShare, result: ShareResult) -> Written:
         """Like `apply_batch`, for files that a joint job wrote. Call `take_over` first."""
@@ -297,7 +305,7 @@ class TableSink:
                     if request is None:
                         started = time.monotonic()
                         with stage(self._open.observer, self.table.name, "prepare"):
-                            outcome = self._letters.commit(pending.batch.end, attempt, self._uncommitted)
+                            outcome = self._letters.commit(pending.batch.end, attempt, self._scratch)
                             request = self._proposed(pending.batch.end, attempt) if outcome == Done() else None
                     if request is not None:
                         outcome = self._send(request)
@@ -353,7 +361,7 @@ class TableSink:
             if again is not None:
                 return attempt, again
         log.info("%s: others changed it meanwhile; writing again", self.table.name)
-        self._uncommitted.delete()
+        self.discard()
         retries.wait(refused)
         self._open.rebase()
         return None, None
@@ -384,14 +392,11 @@ class TableSink:
         if self._open.is_altered() or self._lacks_deletes(request):
             return None
         self._open.check_new_properties()
-        written = attempt.written
         with before_commit(self.table.name):
-            index = self._open.key_index.amend(request.operation, slice_, written.tasks, written.index)
+            meanwhile = self._open.key_index.look_up_again(slice_, attempt.written.index)
+        index = None if meanwhile is None else self._index_commit(attempt, meanwhile)
         if index is None:
             return None
-        self._uncommitted.discard(set(request.index.new_paths) - set(index.new_paths))
-        kept = [path for path in self._uncommitted.paths if path not in set(request.index.new_paths)]
-        self._uncommitted.paths = [*kept, *index.new_paths]
         return replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(attempt.metrics))
 
     def _lacks_deletes(self, request: ChangeSet) -> bool:
@@ -404,16 +409,20 @@ class TableSink:
         try:
             yield
         except CommitUnknownError:
-            self._uncommitted.paths = []  # the files may belong to the table now
+            self._keep()  # the files may belong to the table now
             raise
         except (RowdeltaError, IndexLostError):
             # after any other error it might be committed, so then the files stay
-            self._uncommitted.delete()
+            self.discard()
             raise
+
+    def _keep(self) -> None:
+        self._scratch.keep()
+        self._prepared.keep()
 
     def _see_committed(self, pending: Pending, attempt: Attempt, request: ChangeSet, commit_seconds: float) -> None:
         """Go on from what was committed."""
-        self._uncommitted.paths = []  # the files belong to the table now
+        self._keep()  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
         log_committed(self.table.name, pending, attempt, request, commit_seconds, copies=self.plan.section.copies)
         deletes = 0 if request.index is None else request.index.delete_files
@@ -428,7 +437,8 @@ class TableSink:
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""
-        self._uncommitted.delete()
+        self._scratch.delete()
+        self._prepared.delete()
 
     def _see_partitions(self, position: Position | None) -> None:
         """Follow the number of the topic's partitions, which decides whether a TRUNCATE has a place in an order."""
@@ -477,7 +487,7 @@ class TableSink:
                 self._evolve(written.observed)
             self._refuse(written)
         except (RowdeltaError, SchemaEvolvedError):
-            self._uncommitted.delete()
+            self.discard()
             raise
         seconds = time.monotonic() - begun.started
         self._open.observer(StageDone(self.table.name, "write", seconds - begun.index_seconds))
@@ -571,13 +581,7 @@ class TableSink:
         :raises IndexLostError: likewise.
         """
         begun, written = attempt.begun, attempt.written
-        index = None
-        if self._open.key_index is not None and begun.index is not None:
-            with before_commit(self.table.name):
-                index = self._open.key_index.prepare(
-                    begun.operation, begun.index, written.tasks, written.index, truncated=written.truncates > 0
-                )
-            self._uncommitted.paths = [*self._uncommitted.paths, *index.new_paths]
+        index = self._index_commit(attempt, Meanwhile())
         base = self._open.base if index is None else index.base
         before = self._state()
         changed = self._state_after(before, end, written).changes_from(before)
@@ -597,3 +601,40 @@ class TableSink:
             metrics=attempt.metrics if index is None else index.added_to(attempt.metrics),
             index=index,
         )
+
+    def _index_commit(self, attempt: Attempt, meanwhile: Meanwhile) -> IndexCommit | None:
+        """Write deletes of earlier rows, or the files that replace those with such rows, and the key index's version
+        that the commit will name. None if the table has no index.
+
+        :param meanwhile: what others have changed since tasks looked the keys up.
+        :raises RowdeltaError: nothing was committed.
+        :raises IndexLostError: likewise.
+        """
+        key_index, begun, written = self._open.key_index, attempt.begun, attempt.written
+        if key_index is None or begun.index is None:
+            return None
+        operation, results = begun.operation, written.index
+        with before_commit(self.table.name), Scratch(self.table.name, self._open.io_of) as scratch:
+            deleted = key_index.deleted_rows(results, meanwhile)
+            gone: WrittenDeletes | Replacement
+            if self.plan.section.copies and deleted.found:
+                copying = key_index.copying(begun.index)
+                gone = replace_files(self.table, self._open.engine, copying, deleted, scratch)
+            else:
+                name = f"{operation}-{key_index.base}"
+                gone = self.table.delete_rows(name, deleted, key_index.vector, key_index.parquet_deletes, scratch)
+            index = key_index.prepare(
+                operation,
+                begun.index,
+                written.tasks,
+                results,
+                deleted.found,
+                gone,
+                scratch,
+                meanwhile,
+                truncates=written.truncates > 0,
+            )
+        refused, self._prepared = self._prepared, scratch
+        refused.keep(scratch.paths)  # a version of the same name was written over the refused one
+        refused.delete()
+        return index

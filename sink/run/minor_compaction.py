@@ -21,13 +21,13 @@ from deltawriters.content import SmallFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
+from deltawriters.scratch import Scratch
 from sink.errors import RowdeltaError, TemporaryError
 from sink.plans import RewritePlan
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex
 from sink.run.moving import move_rows
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
-from sink.run.written import Uncommitted
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.targets import merge_levels
@@ -175,7 +175,7 @@ class MinorCompaction:
             return None  # the next commit makes it look again
         self._commits = self._files = 0
         # not that of the micro-batches: a failed micro-batch deletes the files that are in it
-        written = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
+        written = Scratch(self._table.name, lambda path: key_index.io_of(path, spec))
         name = uuid4().hex[:16]
         by_partition = [[self._counted(file, key_index) for file in chosen] for chosen in by_partition]
         size = spec.target_file_size if order is None else max(spec.target_file_size, _SORTED_TOGETHER)
@@ -191,8 +191,8 @@ class MinorCompaction:
                 spec, self._key, key_index.slice(), key_index.next_sequence, key_index.key_hash(spec), name, order
             )
             on_driver = sum(group.size_in_bytes for group in groups) <= _ON_DRIVER
-            new = move_rows(self._engine, plan, groups, written.paths, on_driver=on_driver)
-            index = key_index.prepare_rewrite(name, gone, new.runs, written.paths)
+            new = move_rows(self._engine, plan, groups, written, on_driver=on_driver)
+            index = key_index.prepare_rewrite(name, gone, new.runs, written)
         except Exception as error:
             # any error is caught: nothing is lost if the small files stay
             written.delete()
@@ -208,11 +208,11 @@ class MinorCompaction:
                 Rewrite(self._prefix, operation, new.files, replaced, index, summary, written_for)
             )
         except (RowdeltaError, IndexLostError):
-            written.discard(index.new_paths)
+            written.delete()
             raise
         refused = refusal(outcome)  # if it is unknown, the files may belong to the table now
         if refused is not None:
-            written.discard(index.new_paths)
+            written.delete()
             self._give_up(refused.why)
             return None
         log.info(

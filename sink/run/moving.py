@@ -11,6 +11,7 @@ from typing import Any, TypeVar
 
 from deltawriters import TaskId
 from deltawriters.keyindex import RunInfo
+from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
 from sink.run.engine import Engine
 
@@ -37,14 +38,14 @@ def move_rows(
     engine: Engine,
     plan: RewritePlan,
     groups: Groups,
-    created: list[str],
+    scratch: Scratch,
     *,
     on_driver: bool = False,
     threads: int = 1,
 ) -> Moved:
     """Write the groups' rows to new files.
 
-    :param created: the paths of new files are added to it, also after an error.
+    :param scratch: gets the new files, also after an error.
     :param on_driver: without a job, which costs more than it saves if there is little to move.
     :param threads: on the driver. Arrow leaves Python's lock while it decodes and encodes.
     """
@@ -53,13 +54,13 @@ def move_rows(
         parts = shares(groups, threads)
 
         def rewritten(number: int) -> Mapping[str, Any]:
-            return plan.move(TaskId(number, 0, plan.operation), parts[number], created.extend)
+            return plan.move(TaskId(number, 0, plan.operation), parts[number], scratch.paths.extend)
 
         with ThreadPoolExecutor(max(1, len(parts) - 1)) as pool:  # the first one is this thread's
             others = [pool.submit(rewritten, number) for number in range(1, len(parts))]
             results = [rewritten(0), *(other.result() for other in others)]
     else:
-        results = engine.rewrite(plan, groups, created)
+        results = engine.rewrite(plan, groups, scratch.paths)
     return Moved(
         [json.dumps(file) for result in results for file in result["files"]],
         [RunInfo.from_json(run) for result in results for run in result["runs"]],

@@ -26,13 +26,13 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import RunInfo
 from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
+from deltawriters.scratch import Scratch
 from sink.plans import RewritePlan
 from sink.run.engine import Engine
 from sink.run.keyindex import KeyIndex, Pin
 from sink.run.moving import move_rows
 from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.run.rewrite_plan import RewriteOptions, chosen
-from sink.run.written import Uncommitted
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.spark.job_errors import JOB_ERRORS, before_commit, job_error
@@ -69,7 +69,7 @@ class RunningRewrite:
     written_for: Hashable
     pin: Pin
     groups: tuple[RewriteGroup, ...]
-    uncommitted: Uncommitted
+    scratch: Scratch
     is_counted: bool = False
     order: RowOrder | None = None
     files: list[str] = field(default_factory=list)
@@ -177,8 +177,8 @@ class Rewriting:
             key_index.synchronize(stored)
         groups = tuple(_with_vectors(group, key_index) for group in groups)
         self._observer(RewriteStarted(self._table.name, KIND))
-        uncommitted = Uncommitted(self._table.name, lambda path: key_index.io_of(path, spec))
-        begun = RunningRewrite(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), groups, uncommitted)
+        scratch = Scratch(self._table.name, lambda path: key_index.io_of(path, spec))
+        begun = RunningRewrite(uuid4().hex[:16], spec, self._table.layout, key_index.pin(), groups, scratch)
         begun.is_counted = most_bytes is not None
         begun.order = order
         begun.scan_seconds = time.monotonic() - started
@@ -207,7 +207,7 @@ class Rewriting:
         pin = begun.pin
         plan = RewritePlan(begun.spec, self._key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
         try:
-            new = move_rows(self._engine, plan, begun.groups, begun.uncommitted.paths)
+            new = move_rows(self._engine, plan, begun.groups, begun.scratch)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
@@ -233,7 +233,7 @@ class Rewriting:
     def give_up(self, begun: RunningRewrite, key_index: KeyIndex | None) -> None:
         """Delete what was written, and hold the index's state no longer."""
         self._release(begun, key_index)
-        begun.uncommitted.delete()
+        begun.scratch.delete()
         self._observer(RewriteDone(self._table.name, KIND))
 
     def leave(self, begun: RunningRewrite, key_index: KeyIndex | None) -> None:
@@ -256,16 +256,15 @@ class Rewriting:
         """
         started = time.monotonic()
         paths = list(begun.paths)
-        new_paths = begun.uncommitted.paths
         commit = self._commit_deletes if begun.merges_deletes else self._commit
-        if not commit(begun, key_index, operation, paths, new_paths):
+        if not commit(begun, key_index, operation, paths):
             if len(begun.groups) > 1:
                 self._set_aside(begun)
             self.give_up(begun, key_index)
             return None
         self.moving = frozenset()
         key_index.release(begun.pin)
-        begun.uncommitted.paths = []
+        begun.scratch.keep()
         seconds = begun.rewrite_seconds + time.monotonic() - started
         size = begun.size_in_bytes
         log.info(
@@ -288,26 +287,22 @@ class Rewriting:
         self._observer(told)
         return told
 
-    def _commit(
-        self, begun: RunningRewrite, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
-    ) -> bool:
+    def _commit(self, begun: RunningRewrite, key_index: KeyIndex, operation: str, paths: Sequence[str]) -> bool:
         adopted = None
         with before_commit(self._table.name):
             # a file without a live row may have been removed by a micro-batch
             replaced = self._table.upkeep().handles(paths)
             if replaced and self._table.layout == begun.written_for:
-                adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, new_paths)
+                adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, begun.scratch)
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
             return False
         if not self._send(begun, operation, adopted.files, replaced, adopted.index):
             return False
-        begun.uncommitted.discard(adopted.dropped)
+        begun.scratch.discard(adopted.dropped)
         return True
 
-    def _commit_deletes(
-        self, begun: RunningRewrite, key_index: KeyIndex, operation: str, paths: Sequence[str], new_paths: list[str]
-    ) -> bool:
+    def _commit_deletes(self, begun: RunningRewrite, key_index: KeyIndex, operation: str, paths: Sequence[str]) -> bool:
         """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
         with before_commit(self._table.name):
             (group,) = begun.groups
@@ -316,11 +311,11 @@ class Rewriting:
             if merged is None or not is_same:
                 log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
                 return False
-            index = key_index.prepare_restatement(begun.name, merged.referenced, new_paths)
+            index = key_index.prepare_restatement(begun.name, merged.referenced, begun.scratch)
         index = replace(index, files=merged.files, bytes=begun.written_bytes)
         if not self._send(begun, operation, (), merged.handles, index):
             return False
-        begun.uncommitted.discard(merged.dropped)
+        begun.scratch.discard(merged.dropped)
         return True
 
     def _send(

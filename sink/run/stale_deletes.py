@@ -14,10 +14,10 @@ from pyiceberg.io import FileIO
 
 from changelog.amounts import amount
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.scratch import Scratch
 from sink.config import TableSection
 from sink.errors import RowdeltaError
 from sink.run.keyindex import KeyIndex
-from sink.run.written import Uncommitted
 from sink.spark.job_errors import before_commit
 from sink.targets.notes import REWRITE, SINK_ID
 from sink.targets.seam import Table
@@ -100,45 +100,45 @@ class StaleDeletes:
         return None if self.not_converted else self._table.upkeep().equality_deletes()
 
     def _converted_index(
-        self, key_index: KeyIndex, stored: StoredPosition, found: EqualityDeleted, new_paths: list[str]
+        self, key_index: KeyIndex, stored: StoredPosition, found: EqualityDeleted, scratch: Scratch
     ) -> IndexCommit:
         key_index.synchronize(stored)
         live = self._live_rows({file.path for file in found.files})
-        return key_index.prepare_conversion(uuid4().hex[:16], found.files, live, new_paths)
+        return key_index.prepare_conversion(uuid4().hex[:16], found.files, live, scratch)
 
-    def _same_index(self, key_index: KeyIndex | None, stored: StoredPosition, new_paths: list[str]) -> IndexCommit:
+    def _same_index(self, key_index: KeyIndex | None, stored: StoredPosition, scratch: Scratch) -> IndexCommit:
         if key_index is None:
-            return IndexCommit(self._table.snapshot_id(), {}, (), (), (), ())
+            return IndexCommit(self._table.snapshot_id(), {}, (), (), ())
         key_index.synchronize(stored)
-        return key_index.prepare_restatement(uuid4().hex[:16], (), new_paths)
+        return key_index.prepare_restatement(uuid4().hex[:16], (), scratch)
 
     def _replaced(
         self,
         handles: Sequence[Any],
         stored: StoredPosition,
-        index_of: Callable[[list[str]], IndexCommit],
+        index_of: Callable[[Scratch], IndexCommit],
         what_stays: str,
     ) -> bool:
         """Commit the end of delete files.
 
-        :param index_of: what the commit needs from the key index. It puts the paths of new files into a list.
+        :param index_of: what the commit needs from the key index. New files are in the scratch.
         :param what_stays: for the log, if others changed the table meanwhile.
         :return: whether they are gone.
         """
-        files = Uncommitted(self._table.name, self._io_of)
+        scratch = Scratch(self._table.name, self._io_of)
         try:
             with before_commit(self._table.name):
-                index = index_of(files.paths)
+                index = index_of(scratch)
             summary = {REWRITE: str(len(handles)), SINK_ID: self._prefix.removeprefix("rowdelta.")}
             outcome = self._table.commit(
                 Rewrite(self._prefix, stored.operation, (), handles, index, summary, self._table.layout)
             )
         except (IndexLostError, RowdeltaError):
-            files.delete()
+            scratch.delete()
             raise
         refused = refusal(outcome)  # if it is unknown, the files may belong to the table now
         if refused is not None:
-            files.delete()
+            scratch.delete()
             log.warning("%s: %s, tried again later: %s", self._table.name, what_stays, refused.why)
         return refused is None
 

@@ -3,10 +3,11 @@
 import logging
 
 from changelog.amounts import amount
+from deltawriters.scratch import Scratch
 from sink.deadletters.table import DeadLetters
 from sink.run.attempt import Attempt
 from sink.run.observer import DeadLettersKept, Observer
-from sink.run.written import Uncommitted, Written
+from sink.run.written import Written
 from sink.sources.source import Position, Source
 from sink.targets.values import Done, Outcome
 
@@ -61,11 +62,12 @@ class TableDeadLetters:
         if self._dead_letters is not None:
             self._dead_letters.check_limit(self._target, written.bad_by_class, written.samples)
 
-    def commit(self, end: Position, attempt: Attempt, uncommitted: Uncommitted) -> Outcome:
+    def commit(self, end: Position, attempt: Attempt, scratch: Scratch) -> Outcome:
         """Try to commit an attempt's bad records, if there are any. If the run crashes after it, it repeats the batch,
         and the dead-letter table's position prevents a second copy.
 
         :param end: the position after the micro-batch.
+        :param scratch: has the attempt's files.
         """
         begun, written = attempt.begun, attempt.written
         if not written.dead_letters:
@@ -79,8 +81,7 @@ class TableDeadLetters:
         )
         if outcome != Done():
             return outcome
-        committed = set(written.dead_letter_paths)
-        uncommitted.paths = [path for path in uncommitted.paths if path not in committed]
+        scratch.keep(written.dead_letter_paths)
         records, samples = amount(written.bad, "bad record"), "; ".join(written.samples)
         log.warning("%s: %s to %s. %s", self._table, records, self._dead_letters.name, samples)
         self._observer(DeadLettersKept(self._table, written.bad_by_class))

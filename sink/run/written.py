@@ -2,10 +2,8 @@
 
 import logging
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-
-from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, amounts, sized
 from changelog.decoding import Stated
@@ -177,31 +175,3 @@ def sum_up(results: Sequence[TaskResult]) -> Written:
         truncates=max((result.truncates for result in results), default=0),
         peak_memory=max((result.peak_memory for result in results), default=0),
     )
-
-
-class Uncommitted:
-    """The files of an attempt at a commit, as long as no commit has taken them.
-
-    :param table: name of the table, for messages.
-    :param io_of: what reaches a file.
-    """
-
-    def __init__(self, table: str, io_of: Callable[[str], FileIO]) -> None:
-        self.paths: list[str] = []
-        self._table = table
-        self._io_of = io_of
-
-    def delete(self) -> None:
-        """Delete all of them. Failed tasks have deleted their own."""
-        self.discard(self.paths)
-        self.paths = []
-
-    def discard(self, paths: Iterable[str]) -> None:
-        """Delete some files."""
-        for path in paths:
-            try:
-                self._io_of(path).delete(path)
-            except FileNotFoundError:
-                continue  # as of a task that has deleted its files, or of an index that was built again
-            except OSError:
-                log.warning("%s: could not delete %s; a clean-up of orphan files will", self._table, path)

@@ -10,6 +10,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 
 from deltawriters.keyindex import RunInfo
+from deltawriters.scratch import Scratch
 from deltawriters.storage import file_io
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
@@ -18,7 +19,6 @@ from sink.run.attempt import TaskPlans
 from sink.run.engine import KeyReading
 from sink.run.moving import shares
 from sink.run.table_plan import TablePlan
-from sink.run.written import Uncommitted
 from sink.spark.accumulators import ListParam, accumulator
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
@@ -46,7 +46,7 @@ class SparkEngine:
     def another(self) -> "SparkEngine":
         return SparkEngine(self._config, self._table, self._dead_letters)
 
-    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> SparkWriter:
+    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> SparkWriter:
         return SparkWriter(self._table.spark, self._config, plan, tasks, files, self._dead_letters)
 
     def index_folder(self) -> "HadoopFolder":

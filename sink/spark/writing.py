@@ -12,6 +12,7 @@ from pyspark.sql import functions as F
 from changelog.rows import BAD, KEPT, TRUNCATE, UNAVAILABLE
 from deltawriters.combine import BUFFER_BYTES
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.scratch import Scratch
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import TemporaryError
@@ -20,7 +21,7 @@ from sink.routing import RANGES
 from sink.run.attempt import Begun, TaskPlans, is_small
 from sink.run.engine import Decoded
 from sink.run.table_plan import TablePlan
-from sink.run.written import Uncommitted, Written, sum_up
+from sink.run.written import Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark.accumulators import Counts, FirstPlaces, ListParam, ObservedTypes, accumulator
 from sink.spark.decoding import RecordDecoder
@@ -63,7 +64,7 @@ class SparkWriter:
     :param spark: the session of the table.
     :param plan: the table.
     :param tasks: what tasks are told.
-    :param uncommitted: gets the files.
+    :param scratch: gets the files.
     """
 
     def __init__(
@@ -72,12 +73,12 @@ class SparkWriter:
         config: Config,
         plan: TablePlan,
         tasks: TaskPlans,
-        uncommitted: Uncommitted,
+        scratch: Scratch,
         dead_letters: DeadLetters | None,
     ) -> None:
         self._spark = spark
         self._config = config
-        self._uncommitted = uncommitted
+        self._scratch = scratch
         self._dead_letters = dead_letters
         context = spark.sparkContext
         self._paths = accumulator(context, self, list[str](), ListParam[str]())
@@ -163,11 +164,12 @@ class SparkWriter:
                 raise IndexLostError(failure.message) from error
             raise job_error(self._plan.section.target, error) from error
         finally:
-            self._uncommitted.paths = list(self._paths.value)
+            self._scratch.paths = list(self._paths.value)
 
     def _delete_written(self) -> None:
-        self._uncommitted.discard(self._paths.value)
-        self._uncommitted.paths, self._paths.value = [], []
+        self._scratch.discard(self._paths.value)
+        self._scratch.keep()
+        self._paths.value = []
 
     def _writing_files(self, batch: TableBatch, steps: tuple[Step, Step, Step], tasks: int) -> Results:
         """Like `_writing`, but reads whole files."""

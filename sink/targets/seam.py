@@ -43,6 +43,7 @@ if TYPE_CHECKING:
     from deltawriters import TableSpec
     from deltawriters.old_rows import DeletedRows
     from deltawriters.ordering import RowOrder
+    from deltawriters.scratch import Scratch
     from sink.config import TableSection
     from sink.targets.history import History
     from sink.targets.retries import Retries
@@ -199,18 +200,18 @@ class Table(TableView, Protocol):
         rows: "DeletedRows",
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
-        created: list[str],
+        scratch: "Scratch",
     ) -> WrittenDeletes:
         """Write deletes for rows of earlier snapshots.
 
         :param name: beginning of the names of new files.
         :param known: data file -> its current vector.
         :param parquet_deletes: see `LiveFile`; of data files that have no vector.
-        :param created: the path of each written file is added to it, also after an error.
+        :param scratch: gets the files that are written, also after an error.
         """
 
     def delete_new_rows(
-        self, name: str, files: Sequence[str], rows: "DeletedRows", created: list[str]
+        self, name: str, files: Sequence[str], rows: "DeletedRows", scratch: "Scratch"
     ) -> tuple[Sequence[str], WrittenDeletes]:
         """Write deletes for rows of data files that aren't committed yet.
 

@@ -214,7 +214,6 @@ class IndexCommit:
         have their rows.
     :param removed: deletion vectors that `files` replace, or deletes whose data files are gone.
     :param referenced: data files whose rows are deleted.
-    :param new_paths: paths of all files that were written for this commit. If it fails, they are deleted.
     :param bytes: of `files`.
     :param replaced: the handles of the data files that `files` replace (`TouchedFiles`).
     :param copied: None if no file was replaced.
@@ -226,7 +225,6 @@ class IndexCommit:
     files: Sequence[str]
     removed: Sequence[str]
     referenced: Sequence[str]
-    new_paths: Sequence[str]
     bytes: int = 0
     replaced: Sequence[Any] = ()
     copied: Copied | None = None

@@ -19,13 +19,14 @@ from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, una
 from deltawriters import DeltaWriter, WriteResult
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
 from sink.results import TaskResult
 from sink.routing import to_all
 from sink.run.attempt import Begun, TaskPlans
 from sink.run.engine import Decoded, KeyReading
 from sink.run.table_plan import TablePlan
-from sink.run.written import Uncommitted, Written, sum_up
+from sink.run.written import Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
@@ -110,7 +111,7 @@ class MemoryEngine:
     def another(self) -> "MemoryEngine":
         return self
 
-    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> "MemoryWriter":
+    def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> "MemoryWriter":
         return MemoryWriter(self, plan, tasks, files)
 
     def index_folder(self) -> "DiskFolder":
@@ -145,9 +146,9 @@ class MemoryEngine:
 class MemoryWriter:
     """See `sink.run.engine.BatchWriter`. Batches have their changes as an Arrow table, in the place of a frame."""
 
-    def __init__(self, engine: MemoryEngine, plan: TablePlan, tasks: TaskPlans, files: Uncommitted) -> None:
+    def __init__(self, engine: MemoryEngine, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> None:
         self._engine = engine
-        self._uncommitted = files
+        self._scratch = files
         self.follow(plan, tasks)
 
     def follow(self, plan: TablePlan, tasks: TaskPlans) -> None:
@@ -164,7 +165,7 @@ class MemoryWriter:
         batches = _in_types(changes, self._plan).to_batches(self._engine.batch_rows)
         hashed = list(to_all(self._task_plans.hash(begun, tasks).added(batches), tasks))
         results = []
-        self._uncommitted.paths = []
+        self._scratch.keep()
         refused = self._engine.refused.setdefault(begun.operation, set())
         try:
             for number in range(tasks):
@@ -172,9 +173,9 @@ class MemoryWriter:
                 if own or not self._engine.leaves_idle_out:
                     self._engine.clock.step("start a task")
                     with in_task(number, self._engine.next_attempt()), _noting(refused):
-                        results += _texts(list(write.run(plan, _adding(self._uncommitted.paths), own)))
+                        results += _texts(list(write.run(plan, _adding(self._scratch.paths), own)))
         except Exception as error:
-            self._uncommitted.delete()
+            self._scratch.delete()
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error

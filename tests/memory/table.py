@@ -23,6 +23,7 @@ from deltawriters.content import SmallFile, TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
+from deltawriters.scratch import Scratch
 from deltawriters.vectors import positions_of
 from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
@@ -334,7 +335,7 @@ class MemoryTable(Table):
         rows: DeletedRows,
         known: Callable[[str], Vector | None],
         parquet_deletes: Mapping[str, Sequence[str]],
-        created: list[str],
+        scratch: Scratch,
     ) -> WrittenDeletes:
         self.clock.step("delete rows")
         files, removed, vectors = list[str](), list[str](), dict[str, Vector | None]()
@@ -362,7 +363,7 @@ class MemoryTable(Table):
         return TouchedFiles(touched, handles, (), len(self.files))
 
     def delete_new_rows(
-        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+        self, name: str, files: Sequence[str], rows: DeletedRows, scratch: Scratch
     ) -> tuple[list[str], WrittenDeletes]:
         self.clock.step("delete rows")
         new = {found["path"]: found for found in map(json.loads, files)}

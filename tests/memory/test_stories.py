@@ -25,15 +25,15 @@ from changelog.rows import BAD
 from deltawriters import DeltaOptions, DeltaWriter, delta
 from deltawriters.content import Locations, TouchedFile
 from deltawriters.resolve import NOWHERE
+from deltawriters.scratch import Scratch
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
 from sink.run import copy_on_write, keyindex, microbatch, open_table
-from sink.run.keyindex import KeyIndex
+from sink.run.keyindex import KeyIndex, Meanwhile
 from sink.run.microbatch import TableSink
 from sink.run.observer import Committed, Event, RewriteDone, TableOpened
 from sink.run.open_table import OpenTable
 from sink.run.table_dead_letters import TableDeadLetters
-from sink.run.written import Uncommitted
 from sink.targets.values import ChangeSet, IndexCommit, TableChanges
 from tests.memory import engine
 from tests.memory.storage import Clock
@@ -172,14 +172,14 @@ def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
 def _forget_where_rows_were_moved(patch: pytest.MonkeyPatch) -> None:
     original = KeyIndex.prepare_rewrite
 
-    def prepare_rewrite(self: KeyIndex, operation: str, gone: Any, runs: Any, new_paths: Any) -> IndexCommit:
-        return original(self, operation, gone, (), new_paths)
+    def prepare_rewrite(self: KeyIndex, operation: str, gone: Any, runs: Any, scratch: Any) -> IndexCommit:
+        return original(self, operation, gone, (), scratch)
 
     patch.setattr(KeyIndex, "prepare_rewrite", prepare_rewrite)
 
 
 def _keep_files_of_given_up_attempts(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Uncommitted, "delete", lambda self: None)
+    patch.setattr(Scratch, "delete", lambda self: None)
 
 
 def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
@@ -188,7 +188,7 @@ def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
         try:
             yield
         except Exception:
-            self._uncommitted.delete()
+            self.discard()
             raise
 
     patch.setattr(TableSink, "_deleting_after_errors", deleting)
@@ -208,12 +208,12 @@ def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
 
 
 def _trust_what_completed_partial_rows(patch: pytest.MonkeyPatch) -> None:
-    original = KeyIndex.amend
+    original = KeyIndex.look_up_again
 
-    def amend(self: KeyIndex, operation: str, slice_: Any, tasks: int, results: Any) -> IndexCommit | None:
-        return original(self, operation, slice_, tasks, [replace(result, completed_from=[]) for result in results])
+    def look_up_again(self: KeyIndex, slice_: Any, results: Any) -> Meanwhile | None:
+        return original(self, slice_, [replace(result, completed_from=[]) for result in results])
 
-    patch.setattr(KeyIndex, "amend", amend)
+    patch.setattr(KeyIndex, "look_up_again", look_up_again)
 
 
 def _keep_dead_letters_again(patch: pytest.MonkeyPatch) -> None:

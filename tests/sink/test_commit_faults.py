@@ -330,7 +330,7 @@ def test_a_rewrite_whose_answer_is_wrong_or_lost(
     table.commit(table.request("small"))
     now = table.opened()
     replaced = now.elements(now.java.currentSnapshot().addedDataFiles(now.java.io()))
-    index = IndexCommit(now.snapshot_id(), {"version": "v", "base": now.snapshot_id()}, (), (), (), ())
+    index = IndexCommit(now.snapshot_id(), {"version": "v", "base": now.snapshot_id()}, (), (), ())
     request = Rewrite(PREFIX, "small", [file("merged")], replaced, index, {}, now.layout)
     actions: dict[After, Callable[[IcebergCommitter], object]] = {
         "": lambda _: None,

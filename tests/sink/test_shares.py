@@ -12,6 +12,7 @@ from deltawriters.content import TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.rewrite import CopyGroup
+from deltawriters.scratch import Scratch
 from sink.run import copy_on_write
 from sink.run.moving import move_rows
 
@@ -70,9 +71,9 @@ def test_after_an_error_on_the_driver_all_files_are_known() -> None:
         written([f"file of {task.partition}"])
         return {"files": [], "runs": [], "rows": 0, "bytes": 0}
 
-    created: list[str] = []
+    scratch = Scratch("a table", Mock())
     plan = Mock(operation="operation", move=move)
     two = groups(("a", 2), ("b", 2))
     with pytest.raises(OSError, match="the disk is full"):
-        move_rows(Mock(), plan, two, created, on_driver=True, threads=4)
-    assert created == ["file of 1"]
+        move_rows(Mock(), plan, two, scratch, on_driver=True, threads=4)
+    assert scratch.paths == ["file of 1"]

@@ -13,6 +13,7 @@ from changelog.amounts import amount, amounts
 from deltawriters.content import TouchedFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
+from deltawriters.scratch import Scratch
 from sink.errors import TableError
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.live_files import file_actions
@@ -150,9 +151,9 @@ class DeltaTable(DeltaState):
         rows: DeletedRows,
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
-        created: list[str],
+        scratch: Scratch,
     ) -> WrittenDeletes:
-        return write_deletes(self.spark, self.name, self.spec, rows, self.live, created)
+        return write_deletes(self.spark, self.name, self.spec, rows, self.live, scratch.paths)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         files, handles = list[TouchedFile](), list[Mapping[str, Any]]()
@@ -173,10 +174,10 @@ class DeltaTable(DeltaState):
         return TouchedFiles(files, handles, (), len(self.live))
 
     def delete_new_rows(
-        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+        self, name: str, files: Sequence[str], rows: DeletedRows, scratch: Scratch
     ) -> tuple[Sequence[str], WrittenDeletes]:
         new = {unquote(action["add"]["path"]): action["add"] for action in map(json.loads, files)}
-        written = write_deletes(self.spark, self.name, self.spec, rows, new, created)
+        written = write_deletes(self.spark, self.name, self.spec, rows, new, scratch.paths)
         for text in written.removed:
             del new[unquote(json.loads(text)["remove"]["path"])]
         kept = [json.dumps({"add": add}) for add in new.values()]

@@ -12,6 +12,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from deltawriters.old_rows import DeletedRows
+from deltawriters.scratch import Scratch
 from sink.spark.java_errors import JAVA_ERRORS, java_class
 from sink.targets.iceberg.changes import Changes, live_files
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -137,9 +138,9 @@ class IcebergTable(JavaTable):
         rows: DeletedRows,
         known: Callable[[str], Mapping[str, Any] | None],
         parquet_deletes: Mapping[str, Sequence[str]],
-        created: list[str],
+        scratch: Scratch,
     ) -> WrittenDeletes:
-        return write_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, created)
+        return write_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, scratch.paths)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         return touched_files(self, paths)
@@ -150,9 +151,11 @@ class IcebergTable(JavaTable):
         return "inside the table's own folder, where Iceberg's remove_orphan_files deletes it"
 
     def delete_new_rows(
-        self, name: str, files: Sequence[str], rows: DeletedRows, created: list[str]
+        self, name: str, files: Sequence[str], rows: DeletedRows, scratch: Scratch
     ) -> tuple[Sequence[str], WrittenDeletes]:
-        written = write_deletes(self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, created)
+        written = write_deletes(
+            self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, scratch.paths
+        )
         return files, written
 
     def upkeep(self) -> IcebergUpkeep:
