@@ -69,11 +69,13 @@ class SmallFile:
 
 
 @dataclass(frozen=True)
-class TouchedFile:
-    """A data file of any writer from which a commit deletes rows, or a part of such a file.
+class DataFile:
+    """A data file of any writer from which a commit deletes rows, or a part of such a file. Facts that nobody asks for
+    are left out.
 
     :param first_row_id: see `SmallFile`.
     :param sequence_number: see `SmallFile`.
+    :param rows: number of its rows, live or not. None if the table's metadata don't tell.
     :param vector: its deletion vector in the format's terms.
     :param deletes: paths of the position delete files that may delete rows of it, if the format has such files.
     :param by_key: other deletes apply to it, so only the key index tells which rows are live.
@@ -81,9 +83,10 @@ class TouchedFile:
     """
 
     file: IndexedFile
-    size_in_bytes: int
+    size_in_bytes: int = 0
     first_row_id: int | None = None
     sequence_number: int = 0
+    rows: int | None = None
     vector: Mapping[str, Any] | None = None
     deletes: tuple[str, ...] = ()
     by_key: bool = False

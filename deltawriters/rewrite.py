@@ -18,7 +18,7 @@ import pyarrow as pa
 
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFiles, Partition, SmallFile, TaskId, TouchedFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, Partition, SmallFile, TaskId
 from deltawriters.deletes import Deletes
 from deltawriters.keyindex import (
     RUN_ENTRIES,
@@ -91,7 +91,7 @@ class CopyGroup:
     :param rows: rows that the commit deletes in these files.
     """
 
-    files: tuple[TouchedFile, ...]
+    files: tuple[DataFile, ...]
     rows: DeletedRows
 
     @property
@@ -227,7 +227,8 @@ class Rewriter:
         rows_to_delete = replace(group.rows, io_properties=self._index.io_properties)
         left_out = {file.path: positions for file, positions in rows_to_delete.positions()}
         for touched in group.files:
-            gone = left_out[touched.path] | self._table.deleted_in(touched)
+            (deleted,) = self._table.deleted_in([touched])
+            gone = left_out[touched.path] | deleted
             parts = self._table.copied_rows(touched, positions_of(gone))
             if touched.by_key:  # each question to the index has a price
                 parts = joined(parts, ROW_GROUP_BYTES)
@@ -295,7 +296,8 @@ class Rewriter:
                     part = _Part(check, small.path, places, rows, places)
                 else:
                     if not check.knows_vector:
-                        check.add_vector(positions_of(self._table.deleted_in(_touched(small, group))))
+                        (deleted_by_vector,) = self._table.deleted_in([_touched(small, group)])
+                        check.add_vector(positions_of(deleted_by_vector))
                     stay = ~has_key & ~check.is_deleted(places)
                     yield _without_key(rows.filter(pa.array(stay)))
                     rows = rows.filter(pa.array(has_key))
@@ -358,7 +360,7 @@ class Rewriter:
         """The positions that delete files delete in the group's data files, by path of the data file."""
         found: dict[str, list[Ints]] = {small.path: [] for small in group.files}
         for small in group.applying:
-            names, file, pos = read = self._table.deleted_rows(small)
+            names, file, pos = read = self._table.deleted_rows(small.path)
             if small.size_in_bytes <= _KEPT_BYTES and len(self._read) < _KEPT:
                 self._read[small.path] = read
             for number in np.flatnonzero([name in found for name in names]).tolist():
@@ -393,7 +395,7 @@ class Rewriter:
         numbers: dict[str, int] = {}
         for small in group.deletes:
             known = self._read.pop(small.path, None)
-            names, codes, pos = self._table.deleted_rows(small) if known is None else known
+            names, codes, pos = self._table.deleted_rows(small.path) if known is None else known
             for data_file in names:
                 stays = data_file not in group.gone and (group.live is None or data_file in group.live)
                 if stays and data_file not in numbers:
@@ -421,9 +423,9 @@ def _partition(group: RewriteGroup) -> Partition:
     return Partition(group.spec_id, group.partition)
 
 
-def _touched(small: SmallFile, group: RewriteGroup) -> TouchedFile:
+def _touched(small: SmallFile, group: RewriteGroup) -> DataFile:
     file = IndexedFile(small.path, group.spec_id, json.loads(group.partition))
-    return TouchedFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number, small.vector)
+    return DataFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number, vector=small.vector)
 
 
 @dataclass(frozen=True)

@@ -7,7 +7,7 @@ Only a task that flushed its rows, and then got a later change of one of their k
 import numpy as np
 
 from deltawriters.collapse import Ints, grouped
-from deltawriters.content import ContentFile, DataFiles, Locations, TouchedFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, Locations
 from deltawriters.deletes import Deletes
 from deltawriters.parquet import ROW_GROUP_BYTES, joined
 from deltawriters.partitioning import PartitionedWriter
@@ -56,7 +56,7 @@ class SupersededRows(Deletes):
                 place = indexed(old.path, self._files.partition(number))
                 new = Locations(np.full(old.record_count, -1), np.full(old.record_count, -1))
                 left_out = np.unique(pos[chosen])
-                parts = self._table.copied_rows(TouchedFile(place, old.size_in_bytes), left_out)
+                parts = self._table.copied_rows(DataFile(place, old.size_in_bytes), left_out)
                 for kept, rows in joined(parts, ROW_GROUP_BYTES):
                     located = writer.write(rows.select(self._table.arrow_schema.names))
                     new.file[kept], new.pos[kept] = located.file, located.pos

@@ -11,10 +11,11 @@ from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFiles, Partition, SmallFile, TaskId, TouchedFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, Partition, SmallFile, TaskId
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.vectors import LostVectorError, bitmap
 
 
 class UnreadableRowsError(ValueError):
@@ -165,7 +166,7 @@ class TableSpec(ABC):
         return self
 
     @abstractmethod
-    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         """The rows of a data file, or of a part of it, but for some, in parts of a row group. Any writer may have
         written the file, perhaps under an earlier schema of the table.
 
@@ -174,11 +175,31 @@ class TableSpec(ABC):
         :raises UnreadableRowsError: the rows can't be read as rows of the table.
         """
 
-    @abstractmethod
-    def deleted_in(self, touched: TouchedFile) -> BitMap64:
-        """The positions that the table's deletes by position delete in a data file.
+    def deleted_in(self, files: Sequence[DataFile]) -> list[BitMap64]:
+        """The positions that the table's deletes by position delete in each data file.
 
         :raises LostVectorError: a vector is missing or damaged.
+        """
+        try:
+            read = iter(self.read_vectors([file.vector for file in files if file.vector is not None]))
+        except (FileNotFoundError, ValueError) as error:  # after others, the storage may answer the next time
+            raise LostVectorError(str(error)) from error
+        found = [BitMap64() if file.vector is None else next(read) for file in files]
+        for path in sorted({path for file in files for path in file.deletes}):
+            names, codes, pos = self.deleted_rows(path)
+            codes_by_path = {name: code for code, name in enumerate(names)}
+            for number, file in enumerate(files):
+                if path in file.deletes and file.path in codes_by_path:
+                    found[number] |= bitmap(pos[codes == codes_by_path[file.path]])
+        return found
+
+    @abstractmethod
+    def read_vectors(self, vectors: Sequence[Mapping[str, Any]]) -> list[BitMap64]:
+        """Read deletion vectors, in the order of their descriptions. Each file is read once: a commit writes all its
+        vectors side by side.
+
+        :raises FileNotFoundError: a vector is missing.
+        :raises ValueError: a vector isn't as its description says, or is damaged.
         """
 
     @abstractmethod
@@ -195,7 +216,7 @@ class TableSpec(ABC):
         """
 
     @abstractmethod
-    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
+    def deleted_rows(self, path: str) -> tuple[list[str], Ints, Ints]:
         """Read a file of n deletes by position, if the format has such files.
 
         :return: paths of the data files, and for each of the n deletes the data file's number among them and the

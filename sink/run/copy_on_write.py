@@ -15,7 +15,7 @@ from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from deltawriters.content import TouchedFile
+from deltawriters.content import DataFile
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
@@ -102,14 +102,14 @@ def replace_files(
 
 
 def _groups(
-    files: Collection[TouchedFile], deleted: DeletedRows, target_file_size: int, parallelism: int
+    files: Collection[DataFile], deleted: DeletedRows, target_file_size: int, parallelism: int
 ) -> list[CopyGroup]:
     """Share files out. Each core gets about the same to do, if there is enough. The files of a partition become files
     of at most about the target size.
     """
     total = sum(file.size_in_bytes for file in files)
     share = min(target_file_size, max(total / parallelism, _LEAST))
-    by_partition: dict[str, list[TouchedFile]] = {}
+    by_partition: dict[str, list[DataFile]] = {}
     for file in files:
         partition = f"{file.file.spec_id} {json.dumps(file.file.partition, default=str)}"
         by_partition.setdefault(partition, []).append(file)
@@ -125,19 +125,19 @@ def _groups(
     return [_group([file for group in each for file in group.files], deleted) for each in together]
 
 
-def _parts(file: TouchedFile, count: int) -> Iterator[TouchedFile]:
+def _parts(file: DataFile, count: int) -> Iterator[DataFile]:
     for number in range(count):
         yield replace(file, part=(number, count))
 
 
-def _size(file: TouchedFile) -> int:
+def _size(file: DataFile) -> int:
     return file.part_bytes
 
 
-def _group(files: Sequence[TouchedFile], deleted: DeletedRows) -> CopyGroup:
+def _group(files: Sequence[DataFile], deleted: DeletedRows) -> CopyGroup:
     return CopyGroup(tuple(files), _of(files, deleted))
 
 
-def _of(files: Collection[TouchedFile], deleted: DeletedRows) -> DeletedRows:
+def _of(files: Collection[DataFile], deleted: DeletedRows) -> DeletedRows:
     """Without credentials: what Spark shares out goes through a file."""
     return replace(deleted.of(file.path for file in files), io_properties=())

@@ -21,6 +21,7 @@ from deltawriters.keyindex import CorruptIndexError
 from deltawriters.old_rows import DeletedRows, DeleteGroup, FoundRows
 from deltawriters.vectors import LostVectorError
 from sink import plans
+from sink.errors import TableError
 from sink.spark.accumulators import ListParam
 
 log = logging.getLogger("rowdelta")
@@ -56,42 +57,55 @@ def unite_deletes(
     :param facts: see `DeleteGroup`.
     :param cost: of a data file's deletes, in bytes of positions and old vectors that take as long to unite.
     :param created: the path of each written file is added to it, also after an error.
-    :raises LostVectorError: an old vector can't be read.
+    :raises TableError: an old vector is missing or damaged, so nothing tells which rows of its file are live.
     :raises CorruptIndexError: positions that tasks found can't be read.
     """
-    sizes = {path: cost(found, facts[path]) for path, found in rows.found.items()}
-    total = sum(sizes.values())
-    if total <= plans.ON_DRIVER and not rows.files:
-        return write(table, DeleteGroup(rows, facts), created)
-    started = time.monotonic()
-    # what Spark shares out goes through a file, so it has no credentials
-    shared = replace(rows, io_properties=())
-    groups = [
-        DeleteGroup(shared.of(paths), {path: facts[path] for path in paths})
-        for paths in _shared_out(sizes, spark.sparkContext.defaultParallelism)
-    ]
-    written = spark.sparkContext.accumulator(list[str](), ListParam[str]())
-    step = functools.partial(_written, table, write, rows.io_properties, written)
+    with _explain_lost_vector(name):
+        sizes = {path: cost(found, facts[path]) for path, found in rows.found.items()}
+        total = sum(sizes.values())
+        if total <= plans.ON_DRIVER and not rows.files:
+            return write(table, DeleteGroup(rows, facts), created)
+        started = time.monotonic()
+        # what Spark shares out goes through a file, so it has no credentials
+        shared = replace(rows, io_properties=())
+        groups = [
+            DeleteGroup(shared.of(paths), {path: facts[path] for path in paths})
+            for paths in _shared_out(sizes, spark.sparkContext.defaultParallelism)
+        ]
+        written = spark.sparkContext.accumulator(list[str](), ListParam[str]())
+        step = functools.partial(_written, table, write, rows.io_properties, written)
+        try:
+            outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()
+        finally:
+            created += written.value
+            # PySpark keeps each accumulator for ever. The job is over, so Spark merges no more into this one.
+            _accumulatorRegistry.pop(written.aid, None)
+        results = list[Result]()
+        for outcome in outcomes:
+            if isinstance(outcome, (LostVectorError, CorruptIndexError)):
+                raise outcome
+            results.append(outcome)
+        log.info(
+            "%s: deletes in %s written by %s | %s of positions and old vectors | %d ms",
+            name,
+            amount(len(sizes), "data file"),
+            amount(len(groups), "task"),
+            sized(total),
+            (time.monotonic() - started) * 1000,
+        )
+        return results
+
+
+@contextlib.contextmanager
+def _explain_lost_vector(name: str) -> Iterator[None]:
     try:
-        outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()
-    finally:
-        created += written.value
-        # PySpark keeps each accumulator for ever. The job is over, so Spark merges no more into this one.
-        _accumulatorRegistry.pop(written.aid, None)
-    results = list[Result]()
-    for outcome in outcomes:
-        if isinstance(outcome, (LostVectorError, CorruptIndexError)):
-            raise outcome
-        results.append(outcome)
-    log.info(
-        "%s: deletes in %s written by %s | %s of positions and old vectors | %d ms",
-        name,
-        amount(len(sizes), "data file"),
-        amount(len(groups), "task"),
-        sized(total),
-        (time.monotonic() - started) * 1000,
-    )
-    return results
+        yield
+    except LostVectorError as error:
+        raise TableError(
+            f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "
+            "Nothing was applied. Restore the file that is lost or damaged, or take the table back to a snapshot that "
+            "doesn't need it (Iceberg: rollback_to_snapshot; Delta: RESTORE)."
+        ) from error
 
 
 def _shared_out(sizes: Mapping[str, int], cores: int) -> list[list[str]]:

@@ -8,7 +8,7 @@ from changelog.amounts import amount, sized
 from sink.errors import TemporaryError
 
 if TYPE_CHECKING:
-    from deltawriters.content import TouchedFile
+    from deltawriters.content import DataFile
     from deltawriters.keyindex import IndexedFile
     from sink.sources.source import Position
 
@@ -165,7 +165,7 @@ class TouchedFiles:
     :param total: number of the table's data files.
     """
 
-    files: Sequence["TouchedFile"]
+    files: Sequence["DataFile"]
     handles: Sequence[Any]
     deletes: Sequence[str]
     total: int

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from deltawriters.content import Partition, SmallFile, TouchedFile
+from deltawriters.content import DataFile, Partition, SmallFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.writers import DeltaTableSpec
@@ -112,7 +112,7 @@ def all_readings(table: DeltaTableSpec, path: str, partition: Mapping[str, str])
     count = pq.read_metadata(path).num_rows
     readings = (
         table.present_rows(file, np.arange(count), table.arrow_schema.names),
-        table.copied_rows(TouchedFile(file, size), np.array([], np.int64)),
+        table.copied_rows(DataFile(file, size), np.array([], np.int64)),
         table.moved_rows(SmallFile(path, size, None, 0), Partition(0, json.dumps(partition))),
     )
     return [pa.concat_tables(rows for _, rows in found).to_pylist() for found in readings]
@@ -126,7 +126,7 @@ def test_names_that_differ_in_case_only(tmp_path: Path) -> None:
     pq.write_table(pa.table({"ID": [1], "customerName": ["a"], "point": [{"xAxis": 7}]}), path)
     file, expected = IndexedFile(path, 0, {}), {"id": 1, "customername": "a", "point": {"xaxis": 7}}
     ((_, present),) = table.present_rows(file, np.array([0]), table.arrow_schema.names)
-    ((_, copied),) = table.copied_rows(TouchedFile(file, 1), np.array([], np.int64))
+    ((_, copied),) = table.copied_rows(DataFile(file, 1), np.array([], np.int64))
     assert present.to_pylist() == copied.to_pylist() == [expected]
     pq.write_table(pa.table({"id": [1], "customername": ["a"], "point": [{"xAxis": 7}]}), path)
     assert all_readings(table, path, {}) == [[expected]] * 3

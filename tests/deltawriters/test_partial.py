@@ -18,7 +18,7 @@ from changelog.decoding import decoded_schema
 from changelog.rows import BAD, HASH, KIND, UNAVAILABLE, RowKind, order_column, unavailable_bits
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
-from deltawriters.content import DataFiles, Partition, SmallFile, TouchedFile
+from deltawriters.content import DataFile, DataFiles, Partition, SmallFile
 from deltawriters.keyindex import (
     SUPERSEDES,
     Entries,
@@ -403,7 +403,7 @@ def test_what_is_inside_of_lists_and_maps_is_found_by_id(tmp_path: Path) -> None
     for chosen in ([0, 1, 2, 3], [1, 2], [3]):
         ((_, found),) = newer.present_rows(file, np.array(chosen), names)
         assert found.to_pylist() == [rows("px", "py", "pz")[number] for number in chosen]
-    touched = TouchedFile(file, 1000, 0, 1)
+    touched = DataFile(file, 1000, 0, 1)
     ((_, found),) = newer.copied_rows(touched, np.array([0]))
     assert found.select(names).to_pylist() == rows("px", "py", "pz")[1:]
     small = SmallFile(written.path, 1000, 0, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from deltawriters import TaskId, parquet
 from deltawriters import rewrite as mover
-from deltawriters.content import DataFiles, Locations, OldRows, Partition, SmallFile, TouchedFile
+from deltawriters.content import DataFile, DataFiles, Locations, OldRows, Partition, SmallFile
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
 from deltawriters.old_rows import DeletedRows
 from deltawriters.partitioning import PartitionedWriter
@@ -72,7 +72,7 @@ class Moving:
         """With `deletes: copy-on-write`. The file has deletes already, and a commit deletes further rows."""
         (old,), (deletes,) = self.group.files, self.group.applying
         file = IndexedFile(old.path, 0, {})
-        touched = TouchedFile(file, old.size_in_bytes, None, 1, deletes=(deletes.path,))
+        touched = DataFile(file, old.size_in_bytes, None, 1, deletes=(deletes.path,))
         moved = self.rewriter().copy([CopyGroup((touched,), DeletedRows().with_rows([OldRows(file, gone)]))])
         assert moved.rows == len(self.live) - len(gone)
         stay = pa.array(~np.isin(self.live, gone))

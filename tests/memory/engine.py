@@ -35,7 +35,7 @@ from sink.spark.tasks import index, move, write
 from sink.targets.catalogs import Catalogs
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
-from tests.memory.table import DataFile, MemoryTable
+from tests.memory.table import MemoryFile, MemoryTable
 from tests.memory.writers import parquet
 
 if TYPE_CHECKING:
@@ -253,7 +253,7 @@ def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
     return changes
 
 
-def _keys(file: DataFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:
+def _keys(file: MemoryFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:
     """Keys of a file's live rows, as `task.index_entries` takes them."""
     rows = parquet(contents[file.path], list(reading.hash.key))
     places = np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))

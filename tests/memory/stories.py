@@ -64,7 +64,7 @@ from sink.targets import merge_levels
 from sink.targets.values import CommitUnknownError
 from tests.memory.engine import MemoryEngine
 from tests.memory.storage import ANY, Clock, CrashError, Step
-from tests.memory.table import DataFile, MemoryTable, Snapshot, Store, add_files
+from tests.memory.table import MemoryFile, MemoryTable, Snapshot, Store, add_files
 from tests.memory.writers import parquet
 
 Row = tuple[Any, ...]
@@ -648,7 +648,7 @@ class Player:
 
     def _commit(
         self,
-        files: Mapping[str, DataFile],
+        files: Mapping[str, MemoryFile],
         kind: Literal["append", "overwrite", "replace"],
         effect: Callable[[Content], Content] = lambda content: content,
     ) -> None:
@@ -758,7 +758,7 @@ class Player:
         self._apply(sink, self.random.randint(1, 3))
         index_runs._opened.update(mapped)
 
-    def _write(self, files: dict[str, DataFile], rows: list[Row]) -> None:
+    def _write(self, files: dict[str, MemoryFile], rows: list[Row]) -> None:
         """Write rows as another writer does: a file for each partition, ordered by nothing."""
         place = None if self.story.partitioned_by is None else SCHEMA.names.index(self.story.partitioned_by)
         by_partition: dict[str, list[Row]] = {}
@@ -791,7 +791,7 @@ class Player:
             self._content[path] = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
         return self._content[path]
 
-    def _live_rows(self, file: DataFile) -> list[Row]:
+    def _live_rows(self, file: MemoryFile) -> list[Row]:
         deleted = set(file.deleted)
         return [row for position, row in enumerate(self.rows_in(file.path)) if position not in deleted]
 
@@ -883,7 +883,7 @@ class Player:
             later = (m for m in self.messages[number + 1 : end] if not m.lacking)
             assert any(m.truncates or key in m.rows for m in later), f"message {number} had {len(found)} rows"
 
-    def _check_partition(self, file: DataFile) -> None:
+    def _check_partition(self, file: MemoryFile) -> None:
         for name, value in json.loads(file.partition).items():
             place = SCHEMA.names.index(name)
             assert all(row[place] == value for row in self.rows_in(file.path)), file

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
-from deltawriters.content import SmallFile, TouchedFile
+from deltawriters.content import DataFile, SmallFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
@@ -59,7 +59,7 @@ Vector = Mapping[str, Any]
 
 
 @dataclass(frozen=True)
-class DataFile:
+class MemoryFile:
     """A data file of a snapshot.
 
     :param partition: JSON text.
@@ -95,7 +95,7 @@ class Snapshot:
 
     id: int
     parent: int | None
-    files: Mapping[str, DataFile]
+    files: Mapping[str, MemoryFile]
     kind: Literal["append", "overwrite", "replace"]
     sink: Mapping[str, Any] = field(default_factory=dict)
 
@@ -123,12 +123,12 @@ class Store:
         self._numbers = itertools.count(1)
 
     @property
-    def live(self) -> Mapping[str, DataFile]:
+    def live(self) -> Mapping[str, MemoryFile]:
         return self.snapshots[self.current].files if self.current is not None else {}
 
     def add(
         self,
-        files: Mapping[str, DataFile],
+        files: Mapping[str, MemoryFile],
         kind: Literal["append", "overwrite", "replace"],
         sink: Mapping[str, Any] | None = None,
     ) -> Snapshot:
@@ -188,7 +188,7 @@ class MemoryTable(Table):
         self._see()
 
     @property
-    def files(self) -> Mapping[str, DataFile]:
+    def files(self) -> Mapping[str, MemoryFile]:
         return self.store.snapshots[self.seen].files if self.seen is not None else {}
 
     @property
@@ -358,7 +358,7 @@ class MemoryTable(Table):
         if not set(paths) <= self.files.keys():
             raise IndexLostError(f"the index has rows in {set(paths) - self.files.keys()}, which the table hasn't")
         files = [self.files[path] for path in paths]
-        touched = [TouchedFile(file.indexed, file.size, vector=file.vector) for file in files]
+        touched = [DataFile(file.indexed, file.size, vector=file.vector) for file in files]
         handles = [{"path": file.path, "vector": file.vector} for file in files]
         return TouchedFiles(touched, handles, (), len(self.files))
 
@@ -399,7 +399,7 @@ class MemoryUpkeep(Upkeep):
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         self._table.clock.step("look for small files")
         number = max((int(s.sink["minor"]) for s in self._table.known_ancestors() if "minor" in s.sink), default=0) + 1
-        small: list[DataFile] = []
+        small: list[MemoryFile] = []
         fresh = set[str]()
         for file in self._table.files.values():
             if file.writer is None or file.writer[0] != prefix or file.columns != tuple(self._table.schema.names):
@@ -518,17 +518,17 @@ class MemoryCommitter:
 
 
 def add_files(
-    files: dict[str, DataFile], descriptions: Iterable[str], writer: tuple[str, str] | None, minor: int = 0
+    files: dict[str, MemoryFile], descriptions: Iterable[str], writer: tuple[str, str] | None, minor: int = 0
 ) -> None:
     """Add new data files, as JSON in the terms of this format."""
     for text in descriptions:
         found = json.loads(text)
         found["columns"] = tuple(found["columns"])
         assert found["path"] not in files
-        files[found["path"]] = DataFile(**found, writer=writer, minor=minor)
+        files[found["path"]] = MemoryFile(**found, writer=writer, minor=minor)
 
 
-def apply_vectors(files: dict[str, DataFile], changed: Iterable[str], removed: Iterable[str]) -> None:
+def apply_vectors(files: dict[str, MemoryFile], changed: Iterable[str], removed: Iterable[str]) -> None:
     """Give data files other vectors, and remove those without a live row.
 
     :raises IndexLostError: the one who asks doesn't know the live vector.
@@ -545,5 +545,5 @@ def apply_vectors(files: dict[str, DataFile], changed: Iterable[str], removed: I
         files[found["path"]] = replace(files[found["path"]], vector=found["vector"])
 
 
-def _live(file: DataFile) -> LiveFile:
+def _live(file: MemoryFile) -> LiveFile:
     return LiveFile(file.indexed, file.vector, handle=file)

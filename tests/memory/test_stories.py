@@ -23,7 +23,7 @@ from pyspark import SparkContext
 
 from changelog.rows import BAD
 from deltawriters import DeltaOptions, DeltaWriter, delta
-from deltawriters.content import Locations, TouchedFile
+from deltawriters.content import DataFile, Locations
 from deltawriters.resolve import NOWHERE
 from deltawriters.scratch import Scratch
 from deltawriters.superseded import SupersededRows
@@ -258,14 +258,14 @@ def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
 def _copy_rows_that_are_deleted(patch: pytest.MonkeyPatch) -> None:
     original = MemoryTableSpec.copied_rows
 
-    def copied_rows(self: MemoryTableSpec, touched: TouchedFile, left_out: Any) -> Any:
+    def copied_rows(self: MemoryTableSpec, touched: DataFile, left_out: Any) -> Any:
         return original(self, touched, left_out[:0])
 
     patch.setattr(MemoryTableSpec, "copied_rows", copied_rows)
 
 
 def _copy_rows_that_others_have_deleted(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(MemoryTableSpec, "deleted_in", lambda self, touched: BitMap64())
+    patch.setattr(MemoryTableSpec, "deleted_in", lambda self, files: [BitMap64() for _ in files])
 
 
 def _forget_where_rows_were_copied(patch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
@@ -17,7 +18,7 @@ from pyroaring import BitMap64
 from deltawriters import ContentFile, FileContent, TableSpec
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import DataFiles, Partition, SmallFile, TouchedFile
+from deltawriters.content import DataFile, DataFiles, Partition, SmallFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_without
@@ -125,7 +126,7 @@ class MemoryTableSpec(TableSpec):
         for places, rows in all_rows(self.files, small.path, check):
             yield places, rows.cast(self.schema)
 
-    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         self.files.step("read a data file")
         for places, rows in rows_without(self.files, touched.path, left_out, touched.part, lambda schema: schema.names):
             for name in self.schema.names:
@@ -133,8 +134,8 @@ class MemoryTableSpec(TableSpec):
                     rows = rows.append_column(name, pa.nulls(len(rows), self.schema.field(name).type))
             yield places, rows.select(self.schema.names).cast(self.schema)
 
-    def deleted_in(self, touched: TouchedFile) -> BitMap64:
-        return bitmap(np.array(touched.vector["positions"] if touched.vector is not None else (), np.int64))
+    def read_vectors(self, vectors: Sequence[Mapping[str, Any]]) -> list[BitMap64]:
+        return [bitmap(np.array(vector["positions"], np.int64)) for vector in vectors]
 
     def present_rows(
         self, file: IndexedFile, positions: Ints, columns: Sequence[str]
@@ -146,7 +147,7 @@ class MemoryTableSpec(TableSpec):
                 rows = rows.append_column(name, pa.nulls(len(rows), self.schema.field(name).type))
         yield slice(0, len(positions)), rows.select(columns).take(pa.array(positions))
 
-    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
+    def deleted_rows(self, path: str) -> tuple[list[str], Ints, Ints]:
         raise ValueError("this format has no delete files")
 
 

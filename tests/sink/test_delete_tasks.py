@@ -22,6 +22,7 @@ from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.old_rows import DeletedRows, DeleteGroup, tell
 from deltawriters.vectors import LostVectorError
 from sink import plans
+from sink.errors import TableError
 from sink.spark import deletes as delete_tasks
 from sink.spark.deletes import unite_deletes
 
@@ -123,9 +124,9 @@ def test_tasks_get_about_the_same(
     assert ["".join(paths) for paths in delete_tasks._shared_out(by_path, cores)] == expected
 
 
-@pytest.mark.parametrize("error", [LostVectorError, CorruptIndexError])
+@pytest.mark.parametrize(("error", "told"), [(LostVectorError, TableError), (CorruptIndexError, CorruptIndexError)])
 def test_a_task_that_can_t_read_something_waits_for_the_others(
-    spark: SparkSession, tmp_path: Path, error: type[Exception]
+    spark: SparkSession, tmp_path: Path, error: type[Exception], told: type[Exception]
 ) -> None:
     """Otherwise these would go on, and nobody would delete what they write."""
 
@@ -140,7 +141,7 @@ def test_a_task_that_can_t_read_something_waits_for_the_others(
         return [name]
 
     created: list[str] = []
-    with pytest.raises(error, match="its bytes are gone"):
+    with pytest.raises(told, match="its bytes are gone"):
         made(spark, found_rows(tmp_path), unite, created)
     assert created == [str(tmp_path / DATA_FILES[1])], "what the caller deletes"
     assert not (tmp_path / DATA_FILES[0]).exists()

@@ -8,7 +8,7 @@ from unittest.mock import Mock
 import pytest
 
 from deltawriters import TaskId
-from deltawriters.content import TouchedFile
+from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.rewrite import CopyGroup
@@ -21,7 +21,7 @@ MB = 1024 * 1024
 
 def groups(*files: tuple[str, int], target: int = 512, cores: int = 2) -> list[CopyGroup]:
     """:param files: partition and size in MB of each."""
-    touched = [TouchedFile(IndexedFile(str(n), 0, {"1": p}), size * MB) for n, (p, size) in enumerate(files)]
+    touched = [DataFile(IndexedFile(str(n), 0, {"1": p}), size * MB) for n, (p, size) in enumerate(files)]
     deleted = DeletedRows({file.path: FoundRows(file.file, (), 0) for file in touched})
     return copy_on_write._groups(touched, deleted, target * MB, cores)
 
@@ -53,7 +53,7 @@ def test_each_core_gets_about_the_same(files: list[tuple[str, int]], expected: l
 
 
 def test_many_small_partitions_are_few_tasks() -> None:
-    touched = [TouchedFile(IndexedFile(str(n), 0, {"1": str(n)}), MB // 8) for n in range(80)]
+    touched = [DataFile(IndexedFile(str(n), 0, {"1": str(n)}), MB // 8) for n in range(80)]
     deleted = DeletedRows({file.path: FoundRows(file.file, (), 0) for file in touched})
     found = copy_on_write._groups(touched, deleted, 512 * MB, 200)
     assert [len(group.files) for group in found] == [8] * 10

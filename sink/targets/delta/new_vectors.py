@@ -12,14 +12,13 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from deltawriters.content import DataFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows, FoundRows
-from deltawriters.vectors import LostVectorError
-from sink.errors import TableError
 from sink.spark.deletes import unite_deletes
 from sink.targets.delta.live_files import Add, relative
 from sink.targets.delta.statistics import with_wide_bounds
-from sink.targets.delta.uniting import Before, unite
+from sink.targets.delta.uniting import write_new_vectors
 from sink.targets.delta.writers import DeltaTableSpec
 from sink.targets.values import WrittenDeletes
 
@@ -37,18 +36,14 @@ def write_deletes(
     :param name: name of the table, for messages.
     :param live: the live files where the rows were looked up, by decoded path.
     :raises IndexLostError: a file isn't live.
-    :raises TableError: a vector is missing or damaged, so nothing tells which rows of its file are live.
+    :raises TableError: see `unite_deletes`.
     """
     adds = live_adds(table.location, live, rows.found)
-    before = {path: Before(stated_rows(add), add.get("deletionVector")) for path, add in adds.items()}
-    try:
-        changed = unite_deletes(spark, name, table, rows, before, _cost, unite, created)
-    except LostVectorError as error:
-        raise TableError(
-            f"{name}: a deletion vector of the table can't be read, so nothing tells which rows are live: {error}. "
-            "Nothing was applied. A file that is lost or damaged: restore it, or take the table back to a version that "
-            "doesn't need it (RESTORE)."
-        ) from error
+    known = {
+        path: DataFile(rows.found[path].file, rows=stated_rows(add), vector=add.get("deletionVector"))
+        for path, add in adds.items()
+    }
+    changed = unite_deletes(spark, name, table, rows, known, _cost, write_new_vectors, created)
     files, vectors, size = list[str](), dict[str, Mapping[str, Any] | None](), 0
     for file in changed:
         vectors[file.path] = None
@@ -86,8 +81,8 @@ def stated_rows(add: Add) -> int | None:
     return rows
 
 
-def _cost(found: FoundRows, before: Before) -> int:
-    return found.size + (0 if before.vector is None else int(before.vector["sizeInBytes"]))
+def _cost(found: FoundRows, file: DataFile) -> int:
+    return found.size + (0 if file.vector is None else int(file.vector["sizeInBytes"]))
 
 
 def remove_of(add: Add, *, data_change: bool = True) -> dict[str, Any]:

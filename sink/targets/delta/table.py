@@ -10,7 +10,7 @@ from urllib.parse import unquote
 from pyspark.sql import types as T
 
 from changelog.amounts import amount, amounts
-from deltawriters.content import TouchedFile
+from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
 from deltawriters.scratch import Scratch
@@ -156,7 +156,7 @@ class DeltaTable(DeltaState):
         return write_deletes(self.spark, self.name, self.spec, rows, self.live, scratch.paths)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
-        files, handles = list[TouchedFile](), list[Mapping[str, Any]]()
+        files, handles = list[DataFile](), list[Mapping[str, Any]]()
         adds = live_adds(self.spec.location, self.live, paths)
         for path, add in adds.items():
             file = IndexedFile(path, 0, dict(add["partitionValues"]))
@@ -169,7 +169,7 @@ class DeltaTable(DeltaState):
                     "their writer (UPDATE … SET column = column). Or set deletes: position, which leaves the files "
                     "where they are."
                 )
-            files.append(TouchedFile(file, int(add["size"]), vector=add.get("deletionVector")))
+            files.append(DataFile(file, int(add["size"]), vector=add.get("deletionVector")))
             handles.append(remove_of(add))
         return TouchedFiles(files, handles, (), len(self.live))
 

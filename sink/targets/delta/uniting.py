@@ -1,6 +1,4 @@
-"""New deletion vectors of data files that may have one already: old and newly deleted positions united. No Spark: this
-runs on the driver or in tasks (`sink.spark.deletes`).
-"""
+"""The file of new deletion vectors. No Spark: this runs on the driver or in tasks (`sink.spark.deletes`)."""
 
 from dataclasses import dataclass
 from typing import Any
@@ -8,23 +6,11 @@ from typing import Any
 import pyarrow.parquet as pq
 from pyroaring import BitMap64
 
+from deltawriters.content import DataFile
 from deltawriters.old_rows import DeleteGroup
-from deltawriters.vectors import LostVectorError
+from deltawriters.uniting import unite
 from sink.targets.delta.deletes import write_vectors
-from sink.targets.delta.vectors import Descriptor, read_vectors
 from sink.targets.delta.writers import DeltaTableSpec
-
-
-@dataclass(frozen=True)
-class Before:
-    """A data file as the log has it.
-
-    :param rows: rows in the file, live or not. None if the log doesn't say.
-    :param vector: its live vector.
-    """
-
-    rows: int | None
-    vector: Descriptor | None
 
 
 @dataclass(frozen=True)
@@ -40,40 +26,22 @@ class After:
     vector: dict[str, Any] | None
 
 
-def unite(table: DeltaTableSpec, group: DeleteGroup[Before], created: list[str]) -> list[After]:
-    """Write the new vectors of a group into one file. A file whose rows somebody else has deleted already gets none.
+def write_new_vectors(table: DeltaTableSpec, group: DeleteGroup[DataFile], created: list[str]) -> list[After]:
+    """Write the new vectors of a group into one file. A file without a live row gets none.
 
     :param created: the path of the file is added to it before the file is written.
-    :raises LostVectorError: a live vector is missing or damaged.
-    :raises CorruptIndexError: see `DeletedRows.positions`.
+    :raises LostVectorError: see `unite`.
+    :raises CorruptIndexError: see `unite`.
     """
-    before = _live_vectors(table, group)
-    after = list[After]()
-    changed = dict[str, tuple[int, BitMap64]]()
-    for file, positions in group.rows.positions():
-        path, old = file.path, before.pop(file.path, None)
-        if old is not None:
-            positions |= old
-            if len(positions) == len(old):
-                continue
-        rows = group.facts[path].rows
-        if rows is None:
-            rows = _counted(table, path)
+    gone, staying = list[After](), list[tuple[str, int, BitMap64]]()
+    for data, positions in unite(table, group):
+        rows = _counted(table, data.path) if data.rows is None else data.rows
         if len(positions) < rows:
-            changed[path] = rows, positions
+            staying.append((data.path, rows, positions))
         else:
-            after.append(After(path, rows, None))
-    vectors = write_vectors(table, [positions for _, positions in changed.values()], created)
-    after += [After(path, rows, vector) for (path, (rows, _)), vector in zip(changed.items(), vectors, strict=True)]
-    return after
-
-
-def _live_vectors(table: DeltaTableSpec, group: DeleteGroup[Before]) -> dict[str, BitMap64]:
-    known = {path: fact.vector for path, fact in sorted(group.facts.items()) if fact.vector is not None}
-    try:
-        return dict(zip(known, read_vectors(table.io, table.location, list(known.values())), strict=True))
-    except (FileNotFoundError, ValueError) as error:  # after others, the storage may answer the next time
-        raise LostVectorError(str(error)) from error
+            gone.append(After(data.path, rows, None))
+    vectors = write_vectors(table, [positions for _, _, positions in staying], created)
+    return gone + [After(path, rows, vector) for (path, rows, _), vector in zip(staying, vectors, strict=True)]
 
 
 def _counted(table: DeltaTableSpec, path: str) -> int:

@@ -23,19 +23,18 @@ from pyroaring import BitMap64
 
 from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFiles, FileContent, Partition, SmallFile, TouchedFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Partition, SmallFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_at, rows_without
 from deltawriters.storage import file_io
 from deltawriters.table import FileFactory, TableSpec, UnreadableRowsError
-from deltawriters.vectors import LostVectorError
 from sink.targets.delta.deletes import VectorDeletes
 from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
 from sink.targets.delta.present_rows import as_column, check_calendar, present_rows
 from sink.targets.delta.schema import FIELD_ID, Column, columns_of
 from sink.targets.delta.statistics import Path, indexed, statistics
-from sink.targets.delta.vectors import read_vectors
+from sink.targets.delta.vectors import Descriptor, read_vectors
 
 VECTORS = "delta.enableDeletionVectors"
 MAPPING_MODE = "delta.columnMapping.mode"
@@ -198,20 +197,14 @@ class DeltaTableSpec(TableSpec):
         read = partial(rows_at, self.io, file.path, positions)
         return present_rows(file, read, chosen, by_id=self.finds_by_id)
 
-    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         read = partial(rows_without, self.io, touched.path, left_out, touched.part)
         return present_rows(touched.file, read, self.columns, by_id=self.finds_by_id)
 
-    def deleted_in(self, touched: TouchedFile) -> BitMap64:
-        if touched.vector is None:
-            return BitMap64()
-        try:
-            (deleted,) = read_vectors(self.io, self.location, [touched.vector])
-        except (FileNotFoundError, ValueError) as error:
-            raise LostVectorError(str(error)) from error
-        return deleted
+    def read_vectors(self, vectors: Sequence[Descriptor]) -> list[BitMap64]:
+        return read_vectors(self.io, self.location, vectors)
 
-    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
+    def deleted_rows(self, path: str) -> tuple[list[str], Ints, Ints]:
         raise ValueError(f"the table at {self.location} is a Delta table, which has no delete files")
 
     @property

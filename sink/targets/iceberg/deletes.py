@@ -7,12 +7,11 @@ from typing import Any
 
 from pyspark.sql import SparkSession
 
+from deltawriters.content import DataFile
 from deltawriters.old_rows import DeletedRows, FoundRows
-from deltawriters.vectors import LostVectorError
-from sink.errors import TableError
 from sink.spark.deletes import unite_deletes
 from sink.targets.iceberg.position_deletes import write_position_deletes
-from sink.targets.iceberg.uniting import Before, unite
+from sink.targets.iceberg.uniting import write_vectors
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.values import WrittenDeletes
 
@@ -33,7 +32,7 @@ def write_deletes(
     """See `Table.delete_rows`.
 
     :param table_name: for messages.
-    :raises TableError: a vector is damaged, so nothing tells which rows of its file are live.
+    :raises TableError: see `unite_deletes`.
     """
     if not rows.found:
         return WrittenDeletes()
@@ -46,22 +45,18 @@ def write_deletes(
             bytes=sum(file.size_in_bytes for file in files),
             delete_files=len(files),
         )
-    before = {path: Before(known(path), tuple(parquet_deletes.get(path, ()))) for path in rows.found}
-    try:
-        vectors = unite_deletes(
-            spark, table_name, table, rows, before, _cost_of_vector, functools.partial(unite, name), created
-        )
-    except LostVectorError as error:
-        raise TableError(
-            f"{table_name}: a deletion vector of the table can't be read, so nothing tells which rows are live: "
-            f"{error}. Nothing was applied. Restore the file, or roll the table back to a snapshot that doesn't need "
-            "it."
-        ) from error
+    known_files = {
+        path: DataFile(found.file, vector=known(path), deletes=tuple(parquet_deletes.get(path, ())))
+        for path, found in rows.found.items()
+    }
+    write_new = functools.partial(write_vectors, name)
+    new = unite_deletes(spark, table_name, table, rows, known_files, _cost_of_vector, write_new, created)
+    vectors = {vector["referenced-data-file"]: vector for vector in new}
     return WrittenDeletes(
-        [json.dumps(vector) for vector in vectors],
-        [json.dumps(old.vector) for old in before.values() if old.vector is not None],
-        {vector["referenced-data-file"]: vector for vector in vectors},
-        sum(vector["content-size-in-bytes"] for vector in vectors),
+        [json.dumps(vector) for vector in new],
+        [json.dumps(known_files[path].vector) for path in vectors if known_files[path].vector is not None],
+        vectors,
+        sum(vector["content-size-in-bytes"] for vector in new),
     )
 
 
@@ -69,5 +64,5 @@ def _cost_by_position(found: FoundRows, _: None) -> int:
     return _BYTES_A_ROW * found.rows
 
 
-def _cost_of_vector(found: FoundRows, before: Before) -> int:
-    return found.size + (0 if before.vector is None else int(before.vector["content-size-in-bytes"]))
+def _cost_of_vector(found: FoundRows, file: DataFile) -> int:
+    return found.size + (0 if file.vector is None else int(file.vector["content-size-in-bytes"]))

@@ -15,7 +15,6 @@ import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 from pyiceberg.schema import Schema
 from pyiceberg.types import LongType, NestedField, StringType
-from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints, grouped
 from deltawriters.content import ContentFile, DataFiles, FileContent, OldRows, Partition, TaskId
@@ -178,10 +177,3 @@ def read_position_deletes(io: FileIO, path: str) -> tuple[list[str], Ints, Ints]
         rows = pq.read_table(stream, columns=["file_path", "pos"], read_dictionary=["file_path"])
     paths = rows.column("file_path").unify_dictionaries().combine_chunks()
     return paths.dictionary.to_pylist(), paths.indices.to_numpy(), rows.column("pos").to_numpy()
-
-
-def positions_in(io: FileIO, path: str, data_file: str) -> BitMap64:
-    """The positions that a position delete file (v2) deletes in one data file."""
-    with io.new_input(path).open() as stream:
-        rows = pq.read_table(stream, columns=["pos"], filters=[("file_path", "=", data_file)])
-    return bitmap(rows.column("pos").to_numpy().astype(np.int64))

@@ -54,24 +54,23 @@ def write_deletion_vectors(
     ]
 
 
-def place_of(vector: Mapping[str, Any]) -> tuple[int, int]:
-    """Where its file has a vector that is given as `ContentFileParser` JSON."""
-    return vector["content-offset"], vector["content-size-in-bytes"]
+def read_deletion_vectors(io: FileIO, vectors: Sequence[Mapping[str, Any]]) -> list[BitMap64]:
+    """See `TableSpec.read_vectors`.
 
-
-def read_deletion_vectors(io: FileIO, path: str, places: Sequence[tuple[int, int]]) -> list[BitMap64]:
-    """Read several deletion vectors of one Puffin file. A commit writes all its vectors side by side.
-
-    :param places: (`content_offset`, `content_size_in_bytes`) of each vector, from its manifest entry.
-    :raises ValueError: the file has no intact vector at one of the places.
+    :param vectors: as `ContentFileParser` JSON.
     """
-    vectors = []
-    for (offset, _), blob in zip(places, read_spans(io, path, places), strict=True):
-        try:
-            vectors.append(decode_blob(blob))
-        except ValueError as error:
-            raise ValueError(f"{path} has no intact deletion vector at byte {offset}: {error}") from None
-    return vectors
+    by_file: dict[str, list[int]] = {}
+    for number, vector in enumerate(vectors):
+        by_file.setdefault(vector["file-path"], []).append(number)
+    found: dict[int, BitMap64] = {}
+    for path, numbers in by_file.items():
+        places = [(vectors[n]["content-offset"], vectors[n]["content-size-in-bytes"]) for n in numbers]
+        for number, (offset, _), blob in zip(numbers, places, read_spans(io, path, places), strict=True):
+            try:
+                found[number] = decode_blob(blob)
+            except ValueError as error:
+                raise ValueError(f"{path} has no intact deletion vector at byte {offset}: {error}") from None
+    return [found[number] for number in range(len(vectors))]
 
 
 class _Puffin:

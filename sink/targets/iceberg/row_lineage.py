@@ -9,7 +9,7 @@ from pyiceberg.io import FileIO
 
 from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
-from deltawriters.content import SmallFile, TouchedFile
+from deltawriters.content import DataFile, SmallFile
 from deltawriters.parquet import all_rows
 from deltawriters.table import UnreadableRowsError
 
@@ -35,7 +35,7 @@ def read_rows(io: FileIO, small: SmallFile, columns: pa.Schema, written: pa.Sche
         yield places, as_table_types(rows, written)
 
 
-def with_row_ids(rows: pa.Table, places: Ints, touched: TouchedFile) -> pa.Table:
+def with_row_ids(rows: pa.Table, places: Ints, touched: DataFile) -> pa.Table:
     """Rows of a data file with the ids that they have without storing them, if there are columns for these.
 
     :param places: positions of the rows in the file.

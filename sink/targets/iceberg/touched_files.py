@@ -6,7 +6,7 @@ from typing import Any
 
 from py4j.java_gateway import JavaObject
 
-from deltawriters.content import TouchedFile
+from deltawriters.content import DataFile
 from deltawriters.keyindex.versions import IndexLostError
 from sink.targets.iceberg.changes import deleted_from, indexed
 from sink.targets.iceberg.java_table import JavaTable
@@ -21,7 +21,7 @@ def touched_files(table: JavaTable, paths: Collection[str]) -> TouchedFiles:
     missing = set(paths) - places.keys()
     if missing:
         raise IndexLostError(f"the key index has rows in {min(missing)}, which is no file of the table")
-    files, handles = list[TouchedFile](), list[JavaObject]()
+    files, handles = list[DataFile](), list[JavaObject]()
     vectors, parquet = list[str](), dict[str, dict[str, Any]]()
     for path in sorted(places):
         scan = scans.get(places[path])
@@ -40,14 +40,14 @@ def touched_files(table: JavaTable, paths: Collection[str]) -> TouchedFiles:
                 by_key = True
         handles.append(java)
         files.append(
-            TouchedFile(
+            DataFile(
                 indexed(table, data),
                 data["file-size-in-bytes"],
                 data.get("first-row-id"),
                 int(java.dataSequenceNumber()),
-                vector,
-                tuple(deletes),
-                by_key,
+                vector=vector,
+                deletes=tuple(deletes),
+                by_key=by_key,
             )
         )
     staying = set(live) - places.keys()

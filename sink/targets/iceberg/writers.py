@@ -14,6 +14,7 @@ import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, lru_cache, partial
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
@@ -25,20 +26,19 @@ from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFiles, FileContent, Partition, SmallFile, TouchedFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Partition, SmallFile
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
 from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
 from deltawriters.storage import file_io
 from deltawriters.table import Bucket, FileFactory, TableSpec
-from deltawriters.vectors import LostVectorError
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.equality import EqualityDeletes
 from sink.targets.iceberg.partitions import key_bucket, partition_key, source_columns, split_by_partition
-from sink.targets.iceberg.position_deletes import PositionDeletes, positions_in, read_position_deletes
+from sink.targets.iceberg.position_deletes import PositionDeletes, read_position_deletes
 from sink.targets.iceberg.present_rows import present_rows
-from sink.targets.iceberg.puffin import place_of, read_deletion_vectors
+from sink.targets.iceberg.puffin import read_deletion_vectors
 from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows, with_row_ids
 from sink.targets.locations import in_one_form
 
@@ -187,7 +187,7 @@ class IcebergTableSpec(TableSpec):
     def of_copied_rows(self) -> "IcebergTableSpec":
         return self.of_moved_rows
 
-    def copied_rows(self, touched: TouchedFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
+    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
         moved, spec = self.of_moved_rows, self.specs_by_id.get(touched.file.spec_id)
         read = partial(rows_without, self.io, touched.path, left_out, touched.part)
         found = present_rows(
@@ -195,16 +195,8 @@ class IcebergTableSpec(TableSpec):
         )
         return ((places, with_row_ids(rows, places, touched)) for places, rows in found)
 
-    def deleted_in(self, touched: TouchedFile) -> BitMap64:
-        deleted = BitMap64()
-        if touched.vector is not None:
-            try:
-                (deleted,) = read_deletion_vectors(self.io, touched.vector["file-path"], [place_of(touched.vector)])
-            except (FileNotFoundError, ValueError) as error:
-                raise LostVectorError(str(error)) from error
-        for path in touched.deletes:
-            deleted |= positions_in(self.io, path, touched.path)
-        return deleted
+    def read_vectors(self, vectors: Sequence[Mapping[str, Any]]) -> list[BitMap64]:
+        return read_deletion_vectors(self.io, vectors)
 
     def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
         return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
@@ -218,8 +210,8 @@ class IcebergTableSpec(TableSpec):
         read = partial(rows_at, self.io, file.path, positions)
         return present_rows(file, read, wanted, types, spec, self.properties_by_name)
 
-    def deleted_rows(self, deletes: SmallFile) -> tuple[list[str], Ints, Ints]:
-        return read_position_deletes(self.io, deletes.path)
+    def deleted_rows(self, path: str) -> tuple[list[str], Ints, Ints]:
+        return read_position_deletes(self.io, path)
 
 
 @lru_cache(maxsize=64)
