@@ -33,6 +33,17 @@ def as_table_types(rows: pa.Table, schema: pa.Schema) -> pa.Table:
     return pa.Table.from_arrays(columns, schema=schema)
 
 
+def with_elements(values: pa.Array, dtype: pa.DataType, elements: pa.Array) -> pa.Array:
+    """Lists or maps with other elements, as many as before.
+
+    :param values: tell where each begins, and which are NULL.
+    """
+    nulls, offsets = values.buffers()[:2]
+    return pa.Array.from_buffers(
+        dtype, len(values), [nulls, offsets], values.null_count, values.offset, children=[elements]
+    )
+
+
 def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:
     if isinstance(dtype, pa.BaseExtensionType):
         return pa.ExtensionArray.from_storage(dtype, storage(column).cast(dtype.storage_type))

@@ -41,7 +41,7 @@ from deltawriters.collapse import (
     settle,
     tied_rows,
 )
-from deltawriters.content import ContentFile, DataFiles, FileContent, Locations, TaskId
+from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Locations, TaskId
 from deltawriters.deletes import FLUSH_THRESHOLD, KeyDeletes
 from deltawriters.keyindex import IndexedFile, low_hash
 from deltawriters.moves import Settled, are_about_others, columns_known
@@ -485,9 +485,9 @@ class DeltaWriter:
             here = places[np.argsort(pos[places])]
             done = 0
             try:
-                for part, rows in self._table.present_rows(files[number], pos[here], columns):
-                    complete(keys[here[part]], rows)
-                    done = part.stop
+                for read, rows in self._table.rows(DataFile(files[number]), at=pos[here], columns=columns):
+                    complete(keys[here[done : done + len(read)]], rows)
+                    done += len(read)
             except UnreadableRowsError as error:
                 # a file's path has values, those of its partition
                 why = str(error) if self._options.show_values else "the file of the table's row can't be read"
@@ -563,10 +563,12 @@ class DeltaWriter:
         for number, places in grouped(file):
             here = places[np.argsort(pos[places], kind="stable")]
             distinct, row_of = np.unique(pos[here], return_inverse=True)
+            done = 0
             try:
-                for part, rows in self._table.present_rows(files[number], distinct, columns):
-                    chosen = np.flatnonzero((row_of >= part.start) & (row_of < part.stop))
-                    take(here[chosen], rows.take(pa.array(row_of[chosen] - part.start)))
+                for read, rows in self._table.rows(DataFile(files[number]), at=distinct, columns=columns):
+                    chosen = np.flatnonzero((row_of >= done) & (row_of < done + len(read)))
+                    take(here[chosen], rows.take(pa.array(row_of[chosen] - done)))
+                    done += len(read)
             except UnreadableRowsError:
                 continue
 

@@ -55,13 +55,13 @@ class ParquetFacts:
 
 def rows_at(
     io: FileIO, path: str, positions: npt.NDArray[np.int64], choose: Callable[[pa.Schema], Sequence[str]]
-) -> Iterator[tuple[slice, pa.Table]]:
+) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
     """Some rows of a Parquet file, a row group at a time. Only the row groups that have such rows are read, and only
     some of their columns.
 
     :param positions: of the rows in the file, ascending.
     :param choose: names the top-level columns to read, by the file's schema.
-    :return: which of the positions, and their rows. Without columns there is no row.
+    :return: positions, and their rows. Without columns there is no row.
     """
     with io.new_input(path).open() as stream:
         file = pq.ParquetFile(stream, pre_buffer=True, coerce_int96_timestamp_unit="us")
@@ -74,7 +74,7 @@ def rows_at(
             part = slice(int(first), int(last))
             rows = file.read_row_group(number, names, use_threads=False) if names else pa.table({})
             places = positions[part] - (ends[number] - sizes[number])
-            yield part, rows.take(pa.array(places)) if names else rows
+            yield positions[part], rows.take(pa.array(places)) if names else rows
 
 
 def rows_without(
@@ -153,22 +153,6 @@ def _as_one(parts: list[tuple[npt.NDArray[np.int64], pa.Table]]) -> tuple[npt.ND
     places, rows = zip(*parts, strict=True)
     parts.clear()
     return np.concatenate(places), pa.concat_tables(rows)
-
-
-def all_rows(
-    io: FileIO, path: str, check: Callable[[pa.Schema], None]
-) -> Iterator[tuple[npt.NDArray[np.int64], pa.Table]]:
-    """All rows of a Parquet file, in slices of a row group.
-
-    :param check: gets the file's schema before the first rows. What it raises is raised here.
-    :return: positions, and their rows.
-    """
-
-    def checked(stored: pa.Schema) -> list[str]:
-        check(stored)
-        return list(stored.names)
-
-    return rows_without(io, path, np.empty(0, np.int64), (0, 1), checked)
 
 
 class ParquetFileWriter:

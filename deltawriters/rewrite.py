@@ -63,7 +63,6 @@ class RewriteGroup:
     :param deletes: position delete files to merge.
     :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
     :param applying: all position delete files that may delete rows of `files`.
-    :param any_columns: files may have other columns than the table, as from before a change of its schema.
     :param live: paths of the live data files in which `deletes` delete rows. Other positions are left out, and a task
         holds all of them (48 bytes each). None if these aren't known.
     :param apart: with `live`: each data file gets a delete file of its own. Else there is one for all of them.
@@ -75,7 +74,6 @@ class RewriteGroup:
     deletes: tuple[SmallFile, ...] = ()
     gone: frozenset[str] = frozenset()
     applying: tuple[SmallFile, ...] = ()
-    any_columns: bool = False
     live: frozenset[str] | None = None
     apart: bool = False
 
@@ -139,7 +137,7 @@ class Rewriter:
         task: TaskId,
         order: RowOrder | None = None,
     ) -> None:
-        self._table = table
+        self._table = self._moving = table
         self._key = list(key)
         self._index = index
         self._sequence = sequence
@@ -169,9 +167,8 @@ class Rewriter:
                 else:
                     merged.extend(self._merged_deletes(group))
 
-        return self._written(
-            self._table.of_moved_rows, moved(), lambda files: [*deletes.close(files), *merged], self._order
-        )
+        self._moving = self._table.of_moved_rows(data_change=False)
+        return self._written(moved(), lambda files: [*deletes.close(files), *merged], self._order)
 
     def copy(self, groups: Iterable[CopyGroup]) -> Rewritten:
         """Write the rows that stay of all groups, and their index runs. After any exception, all files written here are
@@ -182,16 +179,16 @@ class Rewriter:
         :raises UnreadableRowsError: a file can't be read as one of the table.
         """
         moved = (part for group in groups for part in _together(self._kept_parts(group), ROW_GROUP_BYTES))
-        return self._written(self._table.of_copied_rows, moved, lambda files: files)
+        self._moving = self._table.of_moved_rows(data_change=True)
+        return self._written(moved, lambda files: files)
 
     def _written(
         self,
-        table: TableSpec,
         moved: Iterator[Moved],
         finish: Callable[[list[ContentFile]], list[ContentFile]],
         order: RowOrder | None = None,
     ) -> Rewritten:
-        data = PartitionedWriter(table, self._factory, self._files, order, lasting=True)
+        data = PartitionedWriter(self._moving, self._factory, self._files, order, lasting=True)
         count = 0
         try:
             for rows, high, low, superseding in moved:
@@ -229,7 +226,7 @@ class Rewriter:
         for touched in group.files:
             (deleted,) = self._table.deleted_in([touched])
             gone = left_out[touched.path] | deleted
-            parts = self._table.copied_rows(touched, positions_of(gone))
+            parts = self._moving.rows(touched, left_out=positions_of(gone))
             if touched.by_key:  # each question to the index has a price
                 parts = joined(parts, ROW_GROUP_BYTES)
             for places, rows in parts:
@@ -290,7 +287,7 @@ class Rewriter:
         parts, whole, size = list[_Part](), list[_LiveCheck](), 0
         for small in group.files:
             check = _LiveCheck(small, deleted)
-            for places, rows in self._rows_of(small, group):
+            for places, rows in self._moving.rows(_touched(small, group)):
                 has_key = self._has_key(rows)
                 if has_key.all():
                     part = _Part(check, small.path, places, rows, places)
@@ -337,24 +334,6 @@ class Rewriter:
             found.append(part.rows.take(pa.array(mine)))
         parts.clear()
         return pa.concat_tables(found), high[live], low[live], alone[live]
-
-    def _rows_of(self, small: SmallFile, group: RewriteGroup) -> Iterator[tuple[Ints, pa.Table]]:
-        """All rows of a file, in slices of a row group: positions, and their rows in the columns of `of_moved_rows`.
-
-        :raises UnreadableRowsError: it has other columns than the table, and must not, or its rows have ids.
-        """
-        begun = False
-        try:
-            for part in self._table.moved_rows(small, _partition(group)):
-                begun = True
-                yield part
-        except UnreadableRowsError:
-            schema = self._table.of_moved_rows.arrow_schema
-            if begun or not group.any_columns or not schema.equals(self._table.of_copied_rows.arrow_schema):
-                raise
-        else:
-            return
-        yield from self._table.copied_rows(_touched(small, group), np.empty(0, np.int64))
 
     def _deleted(self, group: RewriteGroup) -> dict[str, Ints]:
         """The positions that delete files delete in the group's data files, by path of the data file."""

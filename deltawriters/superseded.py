@@ -56,9 +56,9 @@ class SupersededRows(Deletes):
                 place = indexed(old.path, self._files.partition(number))
                 new = Locations(np.full(old.record_count, -1), np.full(old.record_count, -1))
                 left_out = np.unique(pos[chosen])
-                parts = self._table.copied_rows(DataFile(place, old.size_in_bytes), left_out)
+                parts = self._table.rows(DataFile(place), left_out=left_out)
                 for kept, rows in joined(parts, ROW_GROUP_BYTES):
-                    located = writer.write(rows.select(self._table.arrow_schema.names))
+                    located = writer.write(rows)
                     new.file[kept], new.pos[kept] = located.file, located.pos
                 here = rows_of.get(number, chosen[:0])
                 places.file[here], places.pos[here] = new.file[places.pos[here]], new.pos[places.pos[here]]

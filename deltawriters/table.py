@@ -6,15 +6,16 @@ from contextlib import suppress
 from dataclasses import dataclass, fields
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
+from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFile, DataFiles, Partition, SmallFile, TaskId
+from deltawriters.content import ContentFile, DataFile, DataFiles, Partition, TaskId
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
 from deltawriters.vectors import LostVectorError, bitmap
 
 
@@ -34,6 +35,32 @@ class Bucket(ABC):
         """The bucket of each value, from 0 to `count` - 1.
 
         :param values: of the column, in the types that Spark gives, without nulls.
+        """
+
+
+class Projection(ABC):
+    """Reads rows of one data file as rows of the table, which may be of a later schema.
+
+    :param schema: names and types of the columns.
+    """
+
+    schema: pa.Schema
+
+    @abstractmethod
+    def choose(self, physical: pa.Schema) -> Sequence[str]:
+        """Names of the top-level columns to read.
+
+        :param physical: the file's schema.
+        :raises UnreadableRowsError: the rows can't be read as rows of the table.
+        """
+
+    @abstractmethod
+    def project(self, rows: pa.Table, positions: Ints) -> pa.Table:
+        """Rows with the columns of `schema`. A column that the file lacks has the value that the format says.
+
+        :param rows: the chosen columns; without a column there is no row.
+        :param positions: of the rows in the file.
+        :raises UnreadableRowsError: the rows can't be read as rows of the table.
         """
 
 
@@ -145,35 +172,44 @@ class TableSpec(ABC):
         :raises ValueError: the format has none.
         """
 
-    @property
     @abstractmethod
-    def of_moved_rows(self) -> "TableSpec":
-        """The table as a minor compaction writes it: with the columns, if the format has them, in which a row keeps its
-        id when it moves.
+    def of_moved_rows(self, *, data_change: bool) -> "TableSpec":
+        """The table as rows of other files are written to it: with the columns, if the format has them, in which a row
+        keeps its id when it moves.
+
+        :param data_change: the same commit deletes or changes rows of these files.
         """
 
     @abstractmethod
-    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        """All rows of a data file, also deleted ones, as a minor compaction moves them, in parts of a row group.
+    def projection(self, file: DataFile, columns: Sequence[str] | None) -> Projection:
+        """How the rows of a data file are read; see `rows`."""
 
-        :return: positions, and their rows, with columns and types of `of_moved_rows.arrow_schema`.
-        :raises UnreadableRowsError: the file has other columns than the table.
-        """
+    def rows(
+        self,
+        file: DataFile,
+        *,
+        at: Ints | None = None,
+        left_out: Ints | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[tuple[Ints, pa.Table]]:
+        """Rows of a data file, or of a part of it, in parts of a row group. Any writer may have written the file,
+        perhaps under an earlier schema of the table.
 
-    @property
-    def of_copied_rows(self) -> "TableSpec":
-        """The table as copy-on-write writes the rows of files that it replaces. See `of_moved_rows`."""
-        return self
-
-    @abstractmethod
-    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
-        """The rows of a data file, or of a part of it, but for some, in parts of a row group. Any writer may have
-        written the file, perhaps under an earlier schema of the table.
-
-        :param left_out: their positions in the file, ascending.
-        :return: positions, and their rows, with columns and types of `of_copied_rows.arrow_schema`.
+        :param at: positions of the rows in the file, ascending. Only the row groups that have these are read. None
+            means all rows.
+        :param left_out: positions of rows to leave out, if all others are read; ascending.
+        :param columns: names of at least one column. None means all.
+        :return: positions, and their rows, with types of `arrow_schema`.
         :raises UnreadableRowsError: the rows can't be read as rows of the table.
         """
+        projection = self.projection(file, columns)
+        if at is not None:
+            parts = rows_at(self.io, file.path, at, projection.choose)
+        else:
+            left_out = np.empty(0, np.int64) if left_out is None else left_out
+            parts = rows_without(self.io, file.path, left_out, file.part, projection.choose)
+        for positions, rows in parts:
+            yield positions, as_table_types(projection.project(rows, positions), projection.schema)
 
     def deleted_in(self, files: Sequence[DataFile]) -> list[BitMap64]:
         """The positions that the table's deletes by position delete in each data file.
@@ -200,19 +236,6 @@ class TableSpec(ABC):
 
         :raises FileNotFoundError: a vector is missing.
         :raises ValueError: a vector isn't as its description says, or is damaged.
-        """
-
-    @abstractmethod
-    def present_rows(
-        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
-    ) -> Iterator[tuple[slice, pa.Table]]:
-        """Rows of a data file that any writer wrote, perhaps under an earlier schema of the table. Reads only the row
-        groups that have these rows, and only these columns.
-
-        :param positions: of the rows in the file, ascending.
-        :param columns: names of at least one column.
-        :return: which of the positions, and their rows, with columns and types of `arrow_schema`.
-        :raises UnreadableRowsError: the rows can't be read as rows of the table.
         """
 
     @abstractmethod

@@ -149,7 +149,6 @@ def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
         files[0].partition,
         tuple(file.small for file in files),
         applying=tuple(applying.values()),
-        any_columns=True,
     )
     return _Candidate(group, dead + filtered + OPEN_COST * opened, live, filtered > 0)
 

@@ -13,7 +13,7 @@ import pyarrow.parquet as pq
 import pytest
 from pyspark.sql import SparkSession
 
-from deltawriters.content import DataFile, Partition, SmallFile
+from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.table import UnreadableRowsError
 from sink.targets.delta.writers import DeltaTableSpec
@@ -77,8 +77,8 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path, mode: str)
         old = old.view(named_otherwise(old.type))
     pq.write_table(pa.Table.from_struct_array(old), path, row_group_size=2)
     file = IndexedFile(path, 0, json.loads('{"col-7": "2026-01-02"}'))
-    found = list(table.present_rows(file, np.array([0, 1, 2]), table.arrow_schema.names))
-    assert [part for part, _ in found] == [slice(0, 2), slice(2, 3)]
+    found = list(table.rows(DataFile(file), at=np.array([0, 1, 2]), columns=table.arrow_schema.names))
+    assert [part.tolist() for part, _ in found] == [[0, 1], [2]]
     rows = pa.concat_tables([rows for _, rows in found])
     assert rows.schema == table.arrow_schema
     assert [list(row.values())[:4] for row in rows.to_pylist()] == [
@@ -88,7 +88,7 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path, mode: str)
     ]
     assert rows.column("points").to_pylist() == [[{"x": 1, "y": None}, None], None, []]
     assert {str(day) for day in rows.column("day").to_pylist()} == {"2026-01-02"}
-    ((_, nothing),) = table.present_rows(file, np.array([1]), ["new", "day"])
+    ((_, nothing),) = table.rows(DataFile(file), at=np.array([1]), columns=["new", "day"])
     assert [str(value) for value in nothing.to_pylist()[0].values()] == ["None", "2026-01-02"]
 
 
@@ -98,22 +98,23 @@ def test_a_partition_s_time_without_a_zone_is_no_value(tmp_path: Path) -> None:
     path = str(tmp_path / "old.parquet")
     pq.write_table(pa.table({"id": [1, 2]}), path)
     file = IndexedFile(path, 0, {"at": "2026-01-01 03:04:05"})
-    ((_, rows),) = table.present_rows(file, np.array([1]), ["id"])
+    ((_, rows),) = table.rows(DataFile(file), at=np.array([1]), columns=["id"])
     assert rows.to_pylist() == [{"id": 2}]
     with pytest.raises(UnreadableRowsError, match=r"no zone \(at\)"):
-        list(table.present_rows(file, np.array([1]), ["id", "at"]))
-    ((_, rows),) = table.present_rows(IndexedFile(path, 0, {"at": "2026-01-01T03:04:05Z"}), np.array([1]), ["at"])
+        list(table.rows(DataFile(file), at=np.array([1]), columns=["id", "at"]))
+    ((_, rows),) = table.rows(
+        DataFile(IndexedFile(path, 0, {"at": "2026-01-01T03:04:05Z"})), at=np.array([1]), columns=["at"]
+    )
     assert rows.column("at").cast(pa.int64()).to_pylist() == [1_767_236_645_000_000]
 
 
 def all_readings(table: DeltaTableSpec, path: str, partition: Mapping[str, str]) -> list[list[dict[str, Any]]]:
-    """A data file's rows as partial updates, copies and rewrites read them."""
-    file, size = IndexedFile(path, 0, dict(partition)), Path(path).stat().st_size
+    """A data file's rows as partial updates and moves read them."""
+    file = IndexedFile(path, 0, dict(partition))
     count = pq.read_metadata(path).num_rows
     readings = (
-        table.present_rows(file, np.arange(count), table.arrow_schema.names),
-        table.copied_rows(DataFile(file, size), np.array([], np.int64)),
-        table.moved_rows(SmallFile(path, size, None, 0), Partition(0, json.dumps(partition))),
+        table.rows(DataFile(file), at=np.arange(count), columns=table.arrow_schema.names),
+        table.rows(DataFile(file)),
     )
     return [pa.concat_tables(rows for _, rows in found).to_pylist() for found in readings]
 
@@ -125,16 +126,18 @@ def test_names_that_differ_in_case_only(tmp_path: Path) -> None:
     path = str(tmp_path / "theirs.parquet")
     pq.write_table(pa.table({"ID": [1], "customerName": ["a"], "point": [{"xAxis": 7}]}), path)
     file, expected = IndexedFile(path, 0, {}), {"id": 1, "customername": "a", "point": {"xaxis": 7}}
-    ((_, present),) = table.present_rows(file, np.array([0]), table.arrow_schema.names)
-    ((_, copied),) = table.copied_rows(DataFile(file, 1), np.array([], np.int64))
+    ((_, present),) = table.rows(DataFile(file), at=np.array([0]), columns=table.arrow_schema.names)
+    ((_, copied),) = table.rows(DataFile(file))
     assert present.to_pylist() == copied.to_pylist() == [expected]
     pq.write_table(pa.table({"id": [1], "customername": ["a"], "point": [{"xAxis": 7}]}), path)
-    assert all_readings(table, path, {}) == [[expected]] * 3
+    assert all_readings(table, path, {}) == [[expected]] * 2
     pq.write_table(pa.table({"id": [1], "customername": ["a"], "CustomerName": ["b"]}), path)
-    assert next(table.present_rows(file, np.array([0]), ["customername"]))[1].to_pylist() == [{"customername": "a"}]
+    assert next(table.rows(DataFile(file), at=np.array([0]), columns=["customername"]))[1].to_pylist() == [
+        {"customername": "a"}
+    ]
     pq.write_table(pa.table({"id": [1], "customerName": ["a"], "CustomerName": ["b"]}), path)
     with pytest.raises(UnreadableRowsError, match="customerName and CustomerName"):
-        list(table.present_rows(file, np.array([0]), ["customername"]))
+        list(table.rows(DataFile(file), at=np.array([0]), columns=["customername"]))
 
 
 @pytest.mark.parametrize("mode", ["name", "id"])
@@ -163,14 +166,14 @@ def test_a_field_that_was_dropped_and_added_again_is_null(tmp_path: Path, mode: 
     path = str(tmp_path / "old.parquet")
     pq.write_table(pa.Table.from_pylist([{"id": 1, "pair": old, "pairs": [old]}], stored), path)
     new = {"b": 1, "a": None}
-    assert all_readings(table, path, {}) == [[{"id": 1, "pair": new, "pairs": [new]}]] * 3
+    assert all_readings(table, path, {}) == [[{"id": 1, "pair": new, "pairs": [new]}]] * 2
 
 
 def test_the_log_says_the_partition_also_if_the_file_does(tmp_path: Path) -> None:
     table = table_at(tmp_path, field("id", "long"), field("day", "string"), by=["day"])
     path = str(tmp_path / "both.parquet")
     pq.write_table(pa.table({"id": [1], "day": ["2024-01-01"]}), path)
-    assert all_readings(table, path, {"day": "2024-02-02"}) == [[{"id": 1, "day": "2024-02-02"}]] * 3
+    assert all_readings(table, path, {"day": "2024-02-02"}) == [[{"id": 1, "day": "2024-02-02"}]] * 2
 
 
 def test_null_structs_whose_fields_are_not_nullable(tmp_path: Path) -> None:
@@ -182,7 +185,7 @@ def test_null_structs_whose_fields_are_not_nullable(tmp_path: Path) -> None:
     path = str(tmp_path / "any.parquet")
     stored = pa.struct([("x", pa.int32()), ("inner", pa.struct([("z", pa.string())]))])
     pq.write_table(pa.table({"id": [1, 2], "point": pa.array(rows, stored)}), path)
-    ((_, found),) = table.present_rows(IndexedFile(path, 0, {}), np.array([0, 1]), ["point"])
+    ((_, found),) = table.rows(DataFile(IndexedFile(path, 0, {})), at=np.array([0, 1]), columns=["point"])
     assert found.column("point").to_pylist() == rows
     again = str(tmp_path / "again.parquet")
     pq.write_table(found, again)
@@ -202,7 +205,7 @@ def test_values_that_the_table_can_t_have(tmp_path: Path) -> None:
     pq.write_table(pa.table(old), path, store_schema=False)
     for name in old:
         with pytest.raises(UnreadableRowsError, match=f"{path} has values of column {name} that can't be read as "):
-            list(table.present_rows(IndexedFile(path, 0, {}), np.array([0]), [name]))
+            list(table.rows(DataFile(IndexedFile(path, 0, {})), at=np.array([0]), columns=[name]))
 
 
 def test_files_without_field_ids_in_a_table_that_finds_columns_by_them(tmp_path: Path) -> None:
@@ -210,7 +213,7 @@ def test_files_without_field_ids_in_a_table_that_finds_columns_by_them(tmp_path:
     path = str(tmp_path / "any.parquet")
     pq.write_table(pa.table({"col-1": [1]}), path)
     with pytest.raises(UnreadableRowsError, match="has no field ids"):
-        list(table.present_rows(IndexedFile(path, 0, {}), np.array([0]), ["id"]))
+        list(table.rows(DataFile(IndexedFile(path, 0, {})), at=np.array([0]), columns=["id"]))
 
 
 @pytest.mark.parametrize(
@@ -242,11 +245,10 @@ def test_dates_of_another_calendar(tmp_path: Path, notes: dict[str, str], is_leg
     for name in table.arrow_schema.names:
         if is_legacy and name in ("at", "span"):
             with pytest.raises(UnreadableRowsError, match=f"{path} has dates or times of the Julian calendar"):
-                list(table.present_rows(file, np.array([0]), [name]))
+                list(table.rows(DataFile(file), at=np.array([0]), columns=[name]))
         else:
-            assert len(list(table.present_rows(file, np.array([0]), [name]))) == 1
+            assert len(list(table.rows(DataFile(file), at=np.array([0]), columns=[name]))) == 1
     # a rewrite too, which would say of the new file that its dates are of today's calendar
     same = table_at(tmp_path, field("id", "long"), field("at", "timestamp"), field("span", day))
-    small = SmallFile(path, Path(path).stat().st_size, None, 0)
     with pytest.raises(UnreadableRowsError, match="Julian calendar") if is_legacy else nullcontext():
-        assert len(list(same.moved_rows(small, Partition(0, "{}")))) == 1
+        assert len(list(same.rows(DataFile(file)))) == 1

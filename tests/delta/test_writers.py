@@ -27,9 +27,10 @@ from pyspark.sql import SparkSession
 from changelog.rows import KIND, RowKind, order_column
 from deltawriters import ContentFile, DeltaOptions, DeltaWriter, TaskId
 from deltawriters.arrow_types import as_table_types
-from deltawriters.content import DataFiles, Partition, SmallFile
+from deltawriters.content import DataFile, DataFiles, Partition
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.table import FileFactory, UnreadableRowsError
+from deltawriters.resolve import indexed
+from deltawriters.table import FileFactory
 from sink.targets.delta.partitions import double_text, encoded_path
 from sink.targets.delta.statistics import longer_maximum, with_wide_bounds
 from sink.targets.delta.vectors import NewVectorFile, decode_z85, encode_z85, read_vectors, vector_file
@@ -72,9 +73,9 @@ def write(table: DeltaTableSpec, rows: Mapping[str, Sequence[Any]]) -> list[Cont
     return writer.close()
 
 
-def all_rows(table: DeltaTableSpec, small: SmallFile, partition: Partition) -> pa.Table:
+def all_rows(table: DeltaTableSpec, path: str, partition: Partition) -> pa.Table:
     """Of a data file, as a rewrite moves them."""
-    return pa.concat_tables(rows for _, rows in table.moved_rows(small, partition))
+    return pa.concat_tables(rows for _, rows in table.rows(DataFile(indexed(path, partition))))
 
 
 def adds(files: Sequence[ContentFile]) -> list[dict[str, Any]]:
@@ -219,10 +220,9 @@ def test_mapped_columns_have_physical_names_and_ids(tmp_path: Path, mode: str) -
         "nullCount": {"col-1": 0, "col-2": {"col-3": 2, "col-5": 1}},
         "tightBounds": True,
     }
-    small = SmallFile(file.path, file.size_in_bytes, None, 1)
     (partition,) = [partition for partition, _ in table.split_by_partition(pa.table({"part": ["p"]}))]
-    moved = all_rows(table, small, partition)
-    assert moved.schema == table.of_moved_rows.arrow_schema
+    moved = all_rows(table, file.path, partition)
+    assert moved.schema == table.of_moved_rows(data_change=False).arrow_schema
     assert [row["id"] for row in moved.to_pylist()] == [1, 2, 3]
     assert moved.column("a").to_pylist()[2] == {"b": None, "d": 2.0}
     assert moved.column("part").to_pylist() == ["p"] * 3
@@ -388,7 +388,7 @@ def test_the_live_rows_are_the_last_of_each_key(
         found = []
         for file in files:
             partition = Partition(0, json.dumps(file.description["add"]["partitionValues"]))
-            every = all_rows(table, SmallFile(file.path, 1, None, 1), partition)
+            every = all_rows(table, file.path, partition)
             assert len(every) == stats(file)["numRecords"] == file.record_count
             descriptor = file.description["add"].get("deletionVector")
             assert (file.vector is not None) is (descriptor is not None) is (stats(file)["tightBounds"] is False)
@@ -438,19 +438,19 @@ def test_moved_rows_are_no_new_data(tmp_path: Path) -> None:
     table = table_at(tmp_path, field("id", "long"), field("day", "date"), by=["day"])
     (file,) = write(table, {"id": [1, 2, 3], "day": [date(2024, 1, 2)] * 3})
     ((partition, _),) = table.split_by_partition(pa.table({"day": pa.array([date(2024, 1, 2)], pa.date32())}))
-    rows = all_rows(table, SmallFile(file.path, 1, None, 7), partition)
-    moved = PartitionedWriter(table.of_moved_rows, FileFactory(table, TaskId(0, 2, "op")), DataFiles())
+    rows = all_rows(table, file.path, partition)
+    moved = PartitionedWriter(
+        table.of_moved_rows(data_change=False), FileFactory(table, TaskId(0, 2, "op")), DataFiles()
+    )
     moved.write(rows.slice(1), last=True)
     (again,) = moved.close()
     (add,) = adds([again])
     assert add["dataChange"] is False
     assert pq.read_table(again.path).to_pylist() == [{"id": 2}, {"id": 3}]
-    twice = all_rows(table, SmallFile(again.path, 1, None, 9), partition)
+    twice = all_rows(table, again.path, partition)
     assert twice.column("day").to_pylist() == [date(2024, 1, 2)] * 2
-    with pytest.raises(UnreadableRowsError):
-        all_rows(
-            table_at(tmp_path, field("id", "long"), field("more", "long")), SmallFile(file.path, 1, None, 1), partition
-        )
+    wider = table_at(tmp_path, field("id", "long"), field("more", "long"))
+    assert all_rows(wider, file.path, partition).column("more").to_pylist() == [None] * 3
 
 
 @pytest.mark.parametrize(
@@ -474,7 +474,7 @@ def test_partition_values_are_read_back(tmp_path: Path, dtype: str, values: list
     for partition, numbers in table.split_by_partition(pa.table({"part": part})):
         (number,) = numbers.tolist()
         (file,) = [f for f in files if f.description["add"]["partitionValues"] == json.loads(partition.text)]
-        rows = all_rows(table, SmallFile(file.path, 1, None, 1), partition)
+        rows = all_rows(table, file.path, partition)
         assert rows.column("part").to_pylist() == [values[number]]
         assert rows.column("id").to_pylist() == [number]
 

@@ -17,8 +17,9 @@ from hypothesis import strategies as st
 from changelog.decoding import decoded_schema
 from changelog.rows import BAD, HASH, KIND, UNAVAILABLE, RowKind, order_column, unavailable_bits
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
+from deltawriters.arrow_types import as_table_types
 from deltawriters.combine import combined
-from deltawriters.content import DataFile, DataFiles, Partition, SmallFile
+from deltawriters.content import DataFile, DataFiles
 from deltawriters.keyindex import (
     SUPERSEDES,
     Entries,
@@ -32,7 +33,7 @@ from deltawriters.keyindex import (
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
 from deltawriters.table import FileFactory, UnreadableRowsError
-from sink.targets.iceberg.present_rows import present_rows
+from sink.targets.iceberg.projection import IcebergProjection
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.changelog.messages import spec
 from tests.deltawriters.lake import Lake
@@ -353,14 +354,14 @@ def test_rows_of_files_that_are_older_than_the_schema(tmp_path: Path) -> None:
     newer = IcebergTableSpec(str(tmp_path), 3, NEWER, (by_region,), 0)
     names = ["id", "note", "gone", "point", "region"]
     indexed = IndexedFile(file.path, 0, {"1000": "eu"})
-    ((part, rows),) = newer.present_rows(indexed, np.array([0, 2]), names)
-    assert part == slice(0, 2)
+    ((part, rows),) = newer.rows(DataFile(indexed), at=np.array([0, 2]), columns=names)
+    assert part.tolist() == [0, 2]
     assert rows.schema.equals(pa.schema([f for f in newer.arrow_schema if f.name in names]), check_metadata=False)
     assert rows.select(names).to_pylist() == [
         {"id": 0, "note": "t0", "gone": 5, "point": None, "region": "eu"},
         {"id": 2, "note": "t2", "gone": 5, "point": {"x": 2, "text": None}, "region": "eu"},
     ]
-    ((_, rows),) = newer.present_rows(indexed, np.array([1]), ["gone"])  # of which the file has nothing
+    ((_, rows),) = newer.rows(DataFile(indexed), at=np.array([1]), columns=["gone"])  # of which the file has nothing
     assert rows.to_pylist() == [{"gone": 5}]
 
 
@@ -401,18 +402,14 @@ def test_what_is_inside_of_lists_and_maps_is_found_by_id(tmp_path: Path) -> None
     file = IndexedFile(written.path, 0, {})
     names = ["id", "points", "places", "deep"]
     for chosen in ([0, 1, 2, 3], [1, 2], [3]):
-        ((_, found),) = newer.present_rows(file, np.array(chosen), names)
+        ((_, found),) = newer.rows(DataFile(file), at=np.array(chosen), columns=names)
         assert found.to_pylist() == [rows("px", "py", "pz")[number] for number in chosen]
-    touched = DataFile(file, 1000, 0, 1)
-    ((_, found),) = newer.copied_rows(touched, np.array([0]))
-    assert found.select(names).to_pylist() == rows("px", "py", "pz")[1:]
-    small = SmallFile(written.path, 1000, 0, 1)
-    ((_, found),) = older.moved_rows(small, Partition(0, "{}"))
-    assert found.select(names).to_pylist() == rows("x", "y", "z")
-    for other in (nested("px", "y", "z", x="int"), nested("x", "py", "z", x="int"), nested("x", "y", "pz", x="int")):
-        renamed = IcebergTableSpec(str(tmp_path), 3, other, (UNPARTITIONED,), 0)
-        with pytest.raises(UnreadableRowsError, match="has other columns than the table"):
-            list(renamed.moved_rows(small, Partition(0, "{}")))
+    whole = DataFile(file, 1000, 0, 1)
+    for table, fields in ((newer, ("px", "py", "pz")), (older, ("x", "y", "z"))):
+        moving = table.of_moved_rows(data_change=False)
+        ((places, found),) = moving.rows(whole, left_out=np.array([0]))
+        assert found.select(names).to_pylist() == rows(*fields)[1:]
+        assert found.column("_row_id").to_pylist() == places.tolist() == [1, 2, 3]
 
 
 def test_more_text_than_one_array_holds(tmp_path: Path) -> None:
@@ -423,11 +420,9 @@ def test_more_text_than_one_array_holds(tmp_path: Path) -> None:
     half = pa.array(["x" * 1_100_000_000])
     group = pa.table({"key": pa.array([1, 2], pa.int32()), "text": pa.chunked_array([half, half])}, types)
 
-    def read(choose: Any) -> Any:
-        choose(types)
-        yield slice(0, 2), group
-
-    ((_, rows),) = present_rows(IndexedFile("any.parquet", 0, {}), read, wanted, types, None, {})
+    projection = IcebergProjection(DataFile(IndexedFile("any.parquet", 0, {})), wanted, types, None, {})
+    projection.choose(types)
+    rows = as_table_types(projection.project(group, np.array([0, 1])), types)
     assert rows["key"].to_pylist() == [1, 2]
     assert pc.utf8_length(rows["text"]).to_pylist() == [1_100_000_000] * 2
 
@@ -451,13 +446,13 @@ def test_what_can_t_be_read_again_stays(tmp_path: Path, monkeypatch: pytest.Monk
     """A file of the commit itself, and the second row group of a file: what was read before is no dead letter."""
     table = Table(table_at(tmp_path, properties={"write.parquet.row-group-size-bytes": "1"}))
     table.commit(*(batch([(RowKind.INSERT, n, row(n))]) for n in (1, 2)), flush_bytes=1)
-    original = IcebergTableSpec.present_rows
+    original = IcebergTableSpec.rows
 
-    def present_rows(self: Any, *args: Any) -> Any:
-        yield next(original(self, *args))
+    def rows(self: Any, file: DataFile, **others: Any) -> Any:
+        yield next(original(self, file, **others))
         raise UnreadableRowsError("nobody can read it")
 
-    monkeypatch.setattr(IcebergTableSpec, "present_rows", present_rows)
+    monkeypatch.setattr(IcebergTableSpec, "rows", rows)
     changes = [
         (RowKind.INSERT, 3, row(3)),
         (RowKind.INSERT, 4, row(4)),

@@ -59,9 +59,7 @@ class Moving:
         )
         self.index = IndexSlice(str(folder), (), (write_run(self.table.io, str(folder), "run", 1, entries),), dead={})
         applying = SmallFile(deleted.path, deleted.size_in_bytes, None, 0)
-        self.group = RewriteGroup(
-            0, "{}", (SmallFile(path, Path(path).stat().st_size, None, 1),), applying=(applying,), any_columns=True
-        )
+        self.group = RewriteGroup(0, "{}", (SmallFile(path, Path(path).stat().st_size, None, 1),), applying=(applying,))
         self.seen: list[tuple[int, int]] = []
         """Rows whose keys are hashed at once, and bytes that Arrow holds then."""
 

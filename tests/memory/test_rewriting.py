@@ -122,14 +122,14 @@ def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkey
     assert begun is not None
     count = len(begun.groups)
     assert count > 1
-    bad, read = begun.groups[0].files[0].path, MemoryTableSpec.moved_rows
+    bad, read = begun.groups[0].files[0].path, MemoryTableSpec.rows
 
-    def moved_rows(self: MemoryTableSpec, small: Any, partition: Any) -> Any:
-        if small.path == bad:
+    def rows(self: MemoryTableSpec, file: Any, **others: Any) -> Any:
+        if file.path == bad:
             raise OSError("the disk has a bad sector")
-        return read(self, small, partition)
+        return read(self, file, **others)
 
-    monkeypatch.setattr(MemoryTableSpec, "moved_rows", moved_rows)
+    monkeypatch.setattr(MemoryTableSpec, "rows", rows)
     assert not sink.upkeep.write_rewrite(begun)
     assert sink.upkeep.end_rewrite(begun, written=False) is None
     written = list[bool]()

@@ -256,12 +256,12 @@ def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _copy_rows_that_are_deleted(patch: pytest.MonkeyPatch) -> None:
-    original = MemoryTableSpec.copied_rows
+    original = MemoryTableSpec.rows
 
-    def copied_rows(self: MemoryTableSpec, touched: DataFile, left_out: Any) -> Any:
-        return original(self, touched, left_out[:0])
+    def rows(self: MemoryTableSpec, file: DataFile, *, left_out: Any = None, **others: Any) -> Any:
+        return original(self, file, **others)
 
-    patch.setattr(MemoryTableSpec, "copied_rows", copied_rows)
+    patch.setattr(MemoryTableSpec, "rows", rows)
 
 
 def _copy_rows_that_others_have_deleted(patch: pytest.MonkeyPatch) -> None:

@@ -18,11 +18,10 @@ from pyroaring import BitMap64
 from deltawriters import ContentFile, FileContent, TableSpec
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import DataFile, DataFiles, Partition, SmallFile
+from deltawriters.content import DataFile, DataFiles, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_without
-from deltawriters.table import FileFactory, UnreadableRowsError
+from deltawriters.parquet import Compression, ParquetFacts
+from deltawriters.table import FileFactory, Projection
 from deltawriters.vectors import bitmap
 from tests.memory.storage import MemoryFiles
 
@@ -114,41 +113,46 @@ class MemoryTableSpec(TableSpec):
     def key_deletes(self, factory: FileFactory, key: tuple[str, ...]) -> KeyDeletes:
         raise ValueError("this format has no deletes by key")
 
-    @property
-    def of_moved_rows(self) -> TableSpec:
+    def of_moved_rows(self, *, data_change: bool) -> TableSpec:
         return self
 
-    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        def check(stored: pa.Schema) -> None:
-            if stored.names != self.schema.names:
-                raise UnreadableRowsError(small.path)
+    def projection(self, file: DataFile, columns: Sequence[str] | None) -> Projection:
+        wanted = self.schema.names if columns is None else columns
+        return _Projection(pa.schema([self.schema.field(name) for name in wanted]))
 
-        for places, rows in all_rows(self.files, small.path, check):
-            yield places, rows.cast(self.schema)
-
-    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
-        self.files.step("read a data file")
-        for places, rows in rows_without(self.files, touched.path, left_out, touched.part, lambda schema: schema.names):
-            for name in self.schema.names:
-                if name not in rows.column_names:
-                    rows = rows.append_column(name, pa.nulls(len(rows), self.schema.field(name).type))
-            yield places, rows.select(self.schema.names).cast(self.schema)
+    def rows(
+        self,
+        file: DataFile,
+        *,
+        at: Ints | None = None,
+        left_out: Ints | None = None,
+        columns: Sequence[str] | None = None,
+    ) -> Iterator[tuple[Ints, pa.Table]]:
+        if at is not None or left_out is not None:
+            self.files.step("read a data file")
+        return super().rows(file, at=at, left_out=left_out, columns=columns)
 
     def read_vectors(self, vectors: Sequence[Mapping[str, Any]]) -> list[BitMap64]:
         return [bitmap(np.array(vector["positions"], np.int64)) for vector in vectors]
 
-    def present_rows(
-        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
-    ) -> Iterator[tuple[slice, pa.Table]]:
-        self.files.step("read a data file")
-        rows = parquet(self.files.contents[file.path])
-        for name in columns:
-            if name not in rows.column_names:
-                rows = rows.append_column(name, pa.nulls(len(rows), self.schema.field(name).type))
-        yield slice(0, len(positions)), rows.select(columns).take(pa.array(positions))
-
     def deleted_rows(self, path: str) -> tuple[list[str], Ints, Ints]:
         raise ValueError("this format has no delete files")
+
+
+class _Projection(Projection):
+    """By name. What a file lacks is NULL."""
+
+    def __init__(self, schema: pa.Schema) -> None:
+        self.schema = schema
+
+    def choose(self, physical: pa.Schema) -> Sequence[str]:
+        return [name for name in self.schema.names if name in physical.names]
+
+    def project(self, rows: pa.Table, positions: Ints) -> pa.Table:
+        for part in self.schema:
+            if part.name not in rows.column_names:
+                rows = rows.append_column(part, pa.nulls(len(positions), part.type))
+        return rows
 
 
 class _Vectors(Deletes):

@@ -1043,7 +1043,7 @@ def test_a_group_that_fails_stops_no_other(
         attempts.append([group.partition for group in begun.groups])
         if attempts[0][0] in attempts[-1]:
             with monkeypatch.context() as patch:
-                patch.setattr(IcebergTableSpec, "moved_rows", unreadable)
+                patch.setattr(IcebergTableSpec, "rows", unreadable)
                 patch.setattr(SparkEngine, "rewrite", on_driver)
                 return write(self, begun)
         return write(self, begun)
@@ -1114,7 +1114,7 @@ def test_maintain_ends_if_everything_fails(
     assert exit_code(done) == TemporaryError.exit_code
 
 
-def unreadable(*_: Any) -> Any:
+def unreadable(*_: Any, **__: Any) -> Any:
     raise OSError("the disk has a bad sector")
 
 

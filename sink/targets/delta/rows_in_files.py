@@ -4,14 +4,11 @@ only in tables that may have deletion vectors. The files have none.
 
 import json
 from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
 
-import numpy as np
 import pyarrow as pa
 
+from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import rows_without
-from sink.targets.delta.present_rows import present_rows
 from sink.targets.delta.writers import DeltaTableSpec
 
 PATH = "_rowdelta_path"
@@ -28,11 +25,8 @@ def rows_in_files(
     :param batches: `PATH` and `PARTITION` (JSON) of each file.
     :return: the columns, `PATH`, and the row's position as `ROW`.
     """
-    nothing = np.empty(0, np.int64)
     for path, partition in (found.values() for batch in batches for found in batch.to_pylist()):
-        file = IndexedFile(path, 0, json.loads(partition))
-        read = partial(rows_without, table.io, path, nothing, (0, 1))
-        wanted = [column for column in table.columns if column.name in columns]
-        for places, rows in present_rows(file, read, wanted, by_id=table.finds_by_id):
+        file = DataFile(IndexedFile(path, 0, json.loads(partition)))
+        for places, rows in table.rows(file, columns=columns):
             rows = rows.select(list(columns)).append_column(PATH, pa.repeat(path, len(places)))
             yield from rows.append_column(ROW, pa.array(places)).combine_chunks().to_batches()

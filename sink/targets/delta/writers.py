@@ -4,7 +4,7 @@ DeltaTableSpec     what the writers know about the table
 ├─ schema.py       columns in Arrow, with physical names and field ids
 ├─ partitions.py   partition values of rows, and folders
 ├─ statistics.py   the `stats` of an `add` action
-├─ present_rows.py rows that partial updates build on
+├─ projection.py   rows of data files, which may be older than the schema
 ├─ deletes.py      rows of the commit that a later change superseded
 └─ vectors.py      deletion vectors
 """
@@ -15,24 +15,22 @@ import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, partial
+from functools import cached_property
 
 import pyarrow as pa
 from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
-from deltawriters.arrow_types import as_table_types
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Partition, SmallFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts, all_rows, rows_at, rows_without
+from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.storage import file_io
-from deltawriters.table import FileFactory, TableSpec, UnreadableRowsError
+from deltawriters.table import FileFactory, Projection, TableSpec
 from sink.targets.delta.deletes import VectorDeletes
-from sink.targets.delta.partitions import encoded_path, folder, repeated, split_by_partition
-from sink.targets.delta.present_rows import as_column, check_calendar, present_rows
-from sink.targets.delta.schema import FIELD_ID, Column, columns_of
+from sink.targets.delta.partitions import encoded_path, folder, split_by_partition
+from sink.targets.delta.projection import DeltaProjection
+from sink.targets.delta.schema import Column, columns_of
 from sink.targets.delta.statistics import Path, indexed, statistics
 from sink.targets.delta.vectors import Descriptor, read_vectors
 
@@ -173,33 +171,12 @@ class DeltaTableSpec(TableSpec):
     def key_deletes(self, factory: FileFactory, key: tuple[str, ...]) -> KeyDeletes:
         raise ValueError(f"the table at {self.location} is a Delta table, which has no deletes by key")
 
-    @cached_property
-    def of_moved_rows(self) -> "DeltaTableSpec":
-        return replace(self, moves_rows=True)
+    def of_moved_rows(self, *, data_change: bool) -> "DeltaTableSpec":
+        return self if data_change else replace(self, moves_rows=True)
 
-    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        values: Mapping[str, str | None] = json.loads(partition.text)
-        for places, rows in all_rows(self.io, small.path, partial(self._check_columns, small)):
-            columns: list[pa.Array | pa.ChunkedArray] = []
-            for column in self.columns:
-                if column.name in self.partition_columns:
-                    columns.append(repeated(column, values[column.physical_name], len(rows)))
-                else:
-                    values_in_file = rows.column(column.physical_name)
-                    columns.append(as_column(values_in_file, column, small.path, by_id=self.finds_by_id))
-            table = pa.Table.from_arrays(columns, self.arrow_schema.names)
-            yield places, as_table_types(table, self.arrow_schema)
-
-    def present_rows(
-        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
-    ) -> Iterator[tuple[slice, pa.Table]]:
-        chosen = [column for column in self.columns if column.name in columns]
-        read = partial(rows_at, self.io, file.path, positions)
-        return present_rows(file, read, chosen, by_id=self.finds_by_id)
-
-    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
-        read = partial(rows_without, self.io, touched.path, left_out, touched.part)
-        return present_rows(touched.file, read, self.columns, by_id=self.finds_by_id)
+    def projection(self, file: DataFile, columns: Sequence[str] | None) -> Projection:
+        wanted = [column for column in self.columns if columns is None or column.name in columns]
+        return DeltaProjection(file.file, wanted, by_id=self.finds_by_id)
 
     def read_vectors(self, vectors: Sequence[Descriptor]) -> list[BitMap64]:
         return read_vectors(self.io, self.location, vectors)
@@ -230,22 +207,6 @@ class DeltaTableSpec(TableSpec):
 
     def _is_set(self, name: str) -> bool:
         return self.properties_by_name.get(name, "false").lower() == "true"
-
-    def _check_columns(self, small: SmallFile, found: pa.Schema) -> None:
-        """Check that the file has the table's columns, by their physical names, which never change, and that their
-        values are what the table's are.
-
-        :raises UnreadableRowsError: it has others.
-        """
-        partitioning = {column.physical_name for column in self.partitioning}
-        if set(found.names) - partitioning != {column.physical_name for column in self.columns} - partitioning:
-            raise UnreadableRowsError(f"{small.path} has other columns than the table")
-        in_file = [column for column in self.columns if column.physical_name in found.names]
-        check_calendar(small.path, found, (column.type for column in in_file))
-        for column in in_file if self.finds_by_id else ():
-            metadata = found.field(column.physical_name).metadata or {}
-            if metadata.get(FIELD_ID) != column.physical_field.metadata[FIELD_ID]:
-                raise UnreadableRowsError(f"{small.path} has another column of the name {column.physical_name}")
 
 
 def _seen_as(rows: pa.Table, schema: pa.Schema) -> pa.Table:

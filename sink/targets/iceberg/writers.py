@@ -5,15 +5,15 @@ IcebergTableSpec        what the writers know about the table
 ├─ column_metrics.py    column metrics from Parquet footers
 ├─ position_deletes.py  rows deleted by position: Parquet files (v2), or vectors (v3) in Puffin files (`puffin.py`)
 ├─ equality.py          rows deleted by key
-├─ row_lineage.py       row ids of rows that a minor compaction moves
-├─ present_rows.py      rows that complete partial updates
+├─ projection.py        rows of data files, which may be older than the schema
+├─ row_lineage.py       row ids of rows that move to other files
 └─ content_files.py     what the commit is told about a file
 """
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property, lru_cache, partial
+from functools import cached_property, lru_cache
 from typing import Any
 
 import pyarrow as pa
@@ -26,20 +26,19 @@ from pyiceberg.transforms import VoidTransform
 from pyroaring import BitMap64
 
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Partition, SmallFile
+from deltawriters.content import ContentFile, DataFile, DataFiles, FileContent, Partition
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
-from deltawriters.keyindex import IndexedFile
-from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
+from deltawriters.parquet import Compression, ParquetFacts
 from deltawriters.storage import file_io
-from deltawriters.table import Bucket, FileFactory, TableSpec
+from deltawriters.table import Bucket, FileFactory, Projection, TableSpec
 from sink.targets.iceberg.column_metrics import metrics_of
 from sink.targets.iceberg.content_files import content_file
 from sink.targets.iceberg.equality import EqualityDeletes
 from sink.targets.iceberg.partitions import key_bucket, partition_key, source_columns, split_by_partition
 from sink.targets.iceberg.position_deletes import PositionDeletes, read_position_deletes
-from sink.targets.iceberg.present_rows import present_rows
+from sink.targets.iceberg.projection import IcebergProjection
 from sink.targets.iceberg.puffin import read_deletion_vectors
-from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS, read_rows, with_row_ids
+from sink.targets.iceberg.row_lineage import LINEAGE_FIELDS
 from sink.targets.locations import in_one_form
 
 COMPRESSION = "write.parquet.compression-codec"
@@ -172,8 +171,7 @@ class IcebergTableSpec(TableSpec):
         fields = [self.iceberg_schema.find_field(name) for name in key]
         return EqualityDeletes(self, factory, fields, self.unpartitioned_spec_id, self.properties_by_name)
 
-    @cached_property
-    def of_moved_rows(self) -> "IcebergTableSpec":
+    def of_moved_rows(self, *, data_change: bool) -> "IcebergTableSpec":
         """In v3 the table with the columns of the row lineage."""
         if self.format_version < 3:
             return self
@@ -183,32 +181,13 @@ class IcebergTableSpec(TableSpec):
         no_metrics = tuple((f"write.metadata.metrics.column.{part['name']}", "none") for part in LINEAGE_FIELDS)
         return replace(self, schema=json.dumps(schema), properties=(*self.properties, *no_metrics))
 
-    @property
-    def of_copied_rows(self) -> "IcebergTableSpec":
-        return self.of_moved_rows
-
-    def copied_rows(self, touched: DataFile, left_out: Ints) -> Iterator[tuple[Ints, pa.Table]]:
-        moved, spec = self.of_moved_rows, self.specs_by_id.get(touched.file.spec_id)
-        read = partial(rows_without, self.io, touched.path, left_out, touched.part)
-        found = present_rows(
-            touched.file, read, moved.iceberg_schema, moved.arrow_schema, spec, self.properties_by_name
-        )
-        return ((places, with_row_ids(rows, places, touched)) for places, rows in found)
+    def projection(self, file: DataFile, columns: Sequence[str] | None) -> Projection:
+        wanted = self.iceberg_schema if columns is None else self.iceberg_schema.select(*columns)
+        types = pa.schema([self.arrow_schema.field(field.name) for field in wanted.fields])
+        return IcebergProjection(file, wanted, types, self.specs_by_id.get(file.file.spec_id), self.properties_by_name)
 
     def read_vectors(self, vectors: Sequence[Mapping[str, Any]]) -> list[BitMap64]:
         return read_deletion_vectors(self.io, vectors)
-
-    def moved_rows(self, small: SmallFile, partition: Partition) -> Iterator[tuple[Ints, pa.Table]]:
-        return read_rows(self.io, small, self.arrow_schema, self.of_moved_rows.arrow_schema)
-
-    def present_rows(
-        self, file: IndexedFile, positions: Ints, columns: Sequence[str]
-    ) -> Iterator[tuple[slice, pa.Table]]:
-        wanted = self.iceberg_schema.select(*columns)
-        types = pa.schema([self.arrow_schema.field(field.name) for field in wanted.fields])
-        spec = self.specs_by_id.get(file.spec_id)
-        read = partial(rows_at, self.io, file.path, positions)
-        return present_rows(file, read, wanted, types, spec, self.properties_by_name)
 
     def deleted_rows(self, path: str) -> tuple[list[str], Ints, Ints]:
         return read_position_deletes(self.io, path)

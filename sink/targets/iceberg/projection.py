@@ -4,8 +4,8 @@ A file may be of any writer, and older than the table's schema. Columns are foun
 mapping. A column that the file lacks has the value of an identity partition, else its initial default, else null.
 """
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from typing import Any, TypeVar
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 import pyarrow as pa
 from pyiceberg.conversions import from_json
@@ -22,74 +22,73 @@ from pyiceberg.table.name_mapping import parse_mapping_from_json
 from pyiceberg.transforms import IdentityTransform
 from pyiceberg.types import ListType, MapType, PrimitiveType
 
-from deltawriters.arrow_types import as_table_types
+from deltawriters.arrow_types import with_elements
 from deltawriters.collapse import Ints
+from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
-from deltawriters.table import UnreadableRowsError
+from deltawriters.table import Projection, UnreadableRowsError
+from sink.targets.iceberg.row_lineage import with_row_ids
 
 NAME_MAPPING = "schema.name-mapping.default"
 _OTHER_FORMATS = (".orc", ".avro")
 
 
-Part = TypeVar("Part", slice, Ints)
-Choose = Callable[[pa.Schema], Sequence[str]]
+class IcebergProjection(Projection):
+    """See `Projection`.
 
-
-def present_rows(
-    file: IndexedFile,
-    read: Callable[[Choose], Iterator[tuple[Part, pa.Table]]],
-    wanted: Schema,
-    types: pa.Schema,
-    spec: PartitionSpec | None,
-    properties: Mapping[str, str],
-) -> Iterator[tuple[Part, pa.Table]]:
-    """See `TableSpec.present_rows` and `copied_rows`.
-
-    :param read: reads rows of the file (`deltawriters.parquet`). It is given what chooses the columns.
+    :param file: with what its rows inherit: the ids that they don't store.
     :param wanted: the columns to read.
-    :param types: the same in Arrow.
+    :param schema: the same in Arrow.
     :param spec: the file's.
     :param properties: the table's.
     """
-    if file.path.endswith(_OTHER_FORMATS):
-        raise UnreadableRowsError(f"{file.path} is no Parquet file")
-    mapping = properties.get(NAME_MAPPING)
-    stored, ids = Schema(), {field.field_id for field in wanted.fields}
 
-    def choose(physical: pa.Schema) -> Sequence[str]:
-        nonlocal stored
+    def __init__(
+        self,
+        file: DataFile,
+        wanted: Schema,
+        schema: pa.Schema,
+        spec: PartitionSpec | None,
+        properties: Mapping[str, str],
+    ) -> None:
+        if file.path.endswith(_OTHER_FORMATS):
+            raise UnreadableRowsError(f"{file.path} is no Parquet file")
+        self.schema = schema
+        self._file = file
+        self._wanted = wanted
+        self._mapping = properties.get(NAME_MAPPING)
+        self._of_partition = _of_partition(file.file, wanted, spec)
+        self._stored = Schema()
+
+    def choose(self, physical: pa.Schema) -> Sequence[str]:
         try:
-            names = parse_mapping_from_json(mapping) if mapping is not None else None
+            names = parse_mapping_from_json(self._mapping) if self._mapping is not None else None
             found = pyarrow_to_schema(physical, names, downcast_ns_timestamp_to_us=True)
         except (ValueError, UnsupportedPyArrowTypeException) as error:
-            raise UnreadableRowsError(f"{file.path} has columns that can't be read: {error}") from None
-        stored = Schema(*(field for field in found.fields if field.field_id in ids))
-        return [field.name for field in stored.fields]
+            raise UnreadableRowsError(f"{self._file.path} has columns that can't be read: {error}") from None
+        ids = {field.field_id for field in self._wanted.fields}
+        self._stored = Schema(*(field for field in found.fields if field.field_id in ids))
+        return [field.name for field in self._stored.fields]
 
-    of_partition = _of_partition(file, wanted, spec)
-    for part, rows in read(choose):
+    def project(self, rows: pa.Table, positions: Ints) -> pa.Table:
         if not rows.num_columns:
-            count = part.stop - part.start if isinstance(part, slice) else len(part)
-            rows = pa.table({"_rowdelta_nothing": pa.nulls(count)})
+            rows = pa.table({"_rowdelta_nothing": pa.nulls(len(positions))})
         try:
             # text of more than 2 GB has several chunks, whatever is done to unite them
-            found = [_projected(batch, wanted, stored, of_partition) for batch in rows.to_batches()]
+            found = [self._projected(batch) for batch in rows.to_batches()]
         except ResolveError as error:
-            raise UnreadableRowsError(f"{file.path} has other columns than the table: {error}") from None
-        yield part, as_table_types(pa.Table.from_batches(found), types) if found else types.empty_table()
+            raise UnreadableRowsError(f"{self._file.path} has other columns than the table: {error}") from None
+        return with_row_ids(pa.Table.from_batches(found), positions, self._file) if found else self.schema.empty_table()
 
-
-def _projected(
-    batch: pa.RecordBatch, wanted: Schema, stored: Schema, of_partition: Mapping[int, Any]
-) -> pa.RecordBatch:
-    """Rows of a file in the columns of the table."""
-    visitor = _Projection(
-        stored,
-        downcast_ns_timestamp_to_us=True,
-        projected_missing_fields=dict(of_partition),
-        allow_timestamp_tz_mismatch=True,
-    )
-    return pa.RecordBatch.from_struct_array(visit_with_partner(wanted, batch, visitor, ArrowAccessor(stored)))
+    def _projected(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        visitor = _Projection(
+            self._stored,
+            downcast_ns_timestamp_to_us=True,
+            projected_missing_fields=dict(self._of_partition),
+            allow_timestamp_tz_mismatch=True,
+        )
+        columns = visit_with_partner(self._wanted, batch, visitor, ArrowAccessor(self._stored))
+        return pa.RecordBatch.from_struct_array(columns)
 
 
 class _Projection(ArrowProjectionVisitor):
@@ -105,7 +104,7 @@ class _Projection(ArrowProjectionVisitor):
         values = self._cast_if_needed(list_type.element_field, value_array)
         field = self._construct_field(list_type.element_field, values.type)
         is_large = isinstance(list_array, pa.LargeListArray)
-        return _around(list_array, pa.large_list(field) if is_large else pa.list_(field), values)
+        return with_elements(list_array, pa.large_list(field) if is_large else pa.list_(field), values)
 
     def map(
         self, map_type: MapType, map_array: pa.Array | None, key_result: pa.Array | None, value_result: pa.Array | None
@@ -119,18 +118,7 @@ class _Projection(ArrowProjectionVisitor):
             self._construct_field(map_type.value_field, values.type),
         )
         entries = pa.StructArray.from_arrays([keys, values], fields=[dtype.key_field, dtype.item_field])
-        return _around(map_array, dtype, entries)
-
-
-def _around(values: pa.Array, dtype: pa.DataType, inside: pa.Array) -> pa.Array:
-    """Lists or maps with other elements, as many as before.
-
-    :param values: tell where each begins, and which are NULL.
-    """
-    nulls, offsets = values.buffers()[:2]
-    return pa.Array.from_buffers(
-        dtype, len(values), [nulls, offsets], values.null_count, values.offset, children=[inside]
-    )
+        return with_elements(map_array, dtype, entries)
 
 
 def _of_partition(file: IndexedFile, wanted: Schema, spec: PartitionSpec | None) -> dict[int, Any]:

@@ -1,14 +1,13 @@
 """Columns of data files that any writer wrote, as the table has them now."""
 
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import TypeVar
+from collections.abc import Iterable, Mapping, Sequence
 
 import pyarrow as pa
 
-from deltawriters.arrow_types import as_table_types
+from deltawriters.arrow_types import with_elements
 from deltawriters.collapse import Ints
 from deltawriters.keyindex import IndexedFile
-from deltawriters.table import UnreadableRowsError
+from deltawriters.table import Projection, UnreadableRowsError
 from sink.targets.delta.partitions import is_clear, repeated
 from sink.targets.delta.schema import FIELD_ID, Column
 
@@ -16,63 +15,57 @@ _VERSION = b"org.apache.spark.version"
 _LEGACY = (b"org.apache.spark.legacyDateTime", b"org.apache.spark.legacyINT96")
 
 
-Part = TypeVar("Part", slice, Ints)
-Choose = Callable[[pa.Schema], Sequence[str]]
+class DeltaProjection(Projection):
+    """See `Projection`. A column that is neither in the file nor in its partition is null.
 
-
-def present_rows(
-    file: IndexedFile,
-    read: Callable[[Choose], Iterator[tuple[Part, pa.Table]]],
-    wanted: Sequence[Column],
-    *,
-    by_id: bool,
-) -> Iterator[tuple[Part, pa.Table]]:
-    """See `TableSpec.present_rows` and `copied_rows`. A column that is neither in the file nor in its partition is
-    null.
-
-    :param read: reads rows of the file (`deltawriters.parquet`). It is given what chooses the columns.
     :param wanted: the columns to read.
     :param by_id: columns are found by their field ids, and not by their physical names (PROTOCOL.md, "Reader
         Requirements for Column Mapping").
     """
-    schema = pa.schema([column.logical_field for column in wanted])
-    stored: dict[str, str] = {}
 
-    def choose(physical: pa.Schema) -> Sequence[str]:
-        if by_id and not any(FIELD_ID in (part.metadata or {}) for part in physical):
-            raise UnreadableRowsError(f"{file.path} has no field ids, and the table finds its columns by them")
-        for column in wanted:
-            if column.physical_name in file.partition:  # the log decides, also if the file has the column
-                if not is_clear([column], file.partition):
+    def __init__(self, file: IndexedFile, wanted: Sequence[Column], *, by_id: bool) -> None:
+        self.schema = pa.schema([column.logical_field for column in wanted])
+        self._file = file
+        self._wanted = wanted
+        self._by_id = by_id
+        self._stored: dict[str, str] = {}
+
+    def choose(self, physical: pa.Schema) -> Sequence[str]:
+        path, partition = self._file.path, self._file.partition
+        if self._by_id and not any(FIELD_ID in (part.metadata or {}) for part in physical):
+            raise UnreadableRowsError(f"{path} has no field ids, and the table finds its columns by them")
+        for column in self._wanted:
+            if column.physical_name in partition:  # the log decides, also if the file has the column
+                if not is_clear([column], partition):
                     raise UnreadableRowsError(
-                        f"{file.path} is in a partition whose time has no zone "
+                        f"{path} is in a partition whose time has no zone "
                         f"({column.name}), which each reader takes for its own"
                     )
                 continue
-            place = _place(physical, column.physical_field, by_id=by_id)
+            place = _place(physical, column.physical_field, by_id=self._by_id)
             if place is not None:
-                stored[column.name] = physical.names[place]
-        check_calendar(file.path, physical, (column.type for column in wanted if column.name in stored))
-        return list(stored.values())
+                self._stored[column.name] = physical.names[place]
+        check_calendar(path, physical, (column.type for column in self._wanted if column.name in self._stored))
+        return list(self._stored.values())
 
-    for part, rows in read(choose):
-        count = part.stop - part.start if isinstance(part, slice) else len(part)
+    def project(self, rows: pa.Table, positions: Ints) -> pa.Table:
         found: list[pa.Array | pa.ChunkedArray] = []
-        for column in wanted:
-            if column.name in stored:
-                found.append(as_column(rows.column(stored[column.name]), column, file.path, by_id=by_id))
-            elif column.physical_name in file.partition:
-                found.append(repeated(column, file.partition[column.physical_name], count))
+        for column in self._wanted:
+            if column.name in self._stored:
+                values = rows.column(self._stored[column.name])
+                found.append(as_column(values, column, self._file.path, by_id=self._by_id))
+            elif column.physical_name in self._file.partition:
+                found.append(repeated(column, self._file.partition[column.physical_name], len(positions)))
             else:
-                found.append(pa.nulls(count, column.type))
-        yield part, as_table_types(pa.Table.from_arrays(found, schema.names), schema)
+                found.append(pa.nulls(len(positions), column.type))
+        return pa.Table.from_arrays(found, self.schema.names)
 
 
 def as_column(values: pa.ChunkedArray, column: Column, path: str, *, by_id: bool) -> pa.ChunkedArray:
     """A column of a data file with the table's names and types.
 
     :param path: of the file.
-    :param by_id: see `present_rows`; this is about the fields of structs.
+    :param by_id: see `DeltaProjection`; this is about the fields of structs.
     :raises UnreadableRowsError: the file's values don't fit these types.
     """
     try:
@@ -100,10 +93,7 @@ def _converted(values: pa.Array, physical: pa.DataType, logical: pa.DataType, *,
         inner = pa.StructArray.from_arrays([keys, items], fields=[logical.key_field, logical.item_field])
     else:
         return values.cast(logical)
-    nulls, offsets = values.buffers()[:2]
-    return pa.Array.from_buffers(
-        logical, len(values), [nulls, offsets], values.null_count, values.offset, children=[inner]
-    )
+    return with_elements(values, logical, inner)
 
 
 def _struct(values: pa.StructArray, physical: pa.StructType, logical: pa.StructType, *, by_id: bool) -> pa.StructArray:
