@@ -28,8 +28,8 @@ from benchmarks.processes import commit
 from benchmarks.streams import CATALOG, TimedPipeline, build_session
 from benchmarks.workload import Dataset, Keys, Workload, publish, totals, write_dataset
 from sink.config import Config
-from sink.run.observer import Committed, Event, RewriteDone
 from sink.spark import session
+from sink.table.observer import Committed, Event, RewriteDone
 
 FORMATS = ("v2", "v3", "delta")
 BUDGETS = (0.0, 0.25, 0.5, 1.0, 2.0)

@@ -31,9 +31,9 @@ from pyspark.sql import SparkSession
 
 from benchmarks.streams import TimedPipeline
 from sink.config import Config
-from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
 from sink.spark import session
+from sink.table.microbatch import TableSink
 from tests.stack.kafka import Kafka, running_kafka
 
 KEYS = 1000

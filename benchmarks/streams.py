@@ -15,10 +15,10 @@ from pyspark.sql.streaming.readwriter import DataStreamWriter
 
 from benchmarks.workload import SPARK_CHANGE_SCHEMA
 from sink.config import Config
-from sink.run.observer import BatchStarted, Committed, Event, Observer, nobody
 from sink.run.pipeline import Pipeline
 from sink.spark import session
 from sink.spark import versions as spark_versions
+from sink.table.observer import BatchStarted, Committed, Event, Observer, nobody
 
 CATALOG = "bench"
 _ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"

@@ -45,7 +45,7 @@ class TaskPlan:
     :param dead_letters: the dead-letter table, or None if a bad record stops the job.
     :param source_place: the order columns with the Kafka partition and the place in it. The task reports which
         partitions had snapshot rows. None if nobody needs this report.
-    :param lasting: pack all data files for a long life (`sink.run.plan.files_last`).
+    :param lasting: pack all data files for a long life (`sink.table.plan.files_last`).
     :param order: in which rows are written.
     """
 

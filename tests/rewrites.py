@@ -6,12 +6,12 @@ from typing import Literal
 
 import pytest
 
-from sink.run import keyindex
-from sink.run.microbatch import TableSink
-from sink.run.observer import RewriteDone
-from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import RunningRewrite
-from sink.run.table_upkeep import TableUpkeep
+from sink.table import keyindex
+from sink.table.microbatch import TableSink
+from sink.table.observer import RewriteDone
+from sink.table.rewrite_plan import RewriteOptions
+from sink.table.rewriting import RunningRewrite
+from sink.table.table_upkeep import TableUpkeep
 from tests.sink.harness import Job
 
 ALL_FILES = RewriteOptions(min_input_files=1, min_file_size=1.0, delete_ratio_threshold=0.0, least_gain=1)

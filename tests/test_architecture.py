@@ -157,7 +157,7 @@ def test_a_table_format_is_known_only_to_its_own_package(target: str) -> None:
     assert others <= {*CHOOSE_THE_FORMAT, NEEDED_BY_TASKS}
 
 
-@pytest.mark.parametrize("above", ["sink.run", "sink.commands", "sink.deadletters"])
+@pytest.mark.parametrize("above", ["sink.run", "sink.table", "sink.commands", "sink.deadletters"])
 def test_targets_import_only_what_is_below_them(above: str) -> None:
     assert importers(ROOT / "sink" / "commands", above), "some module does import it"
     assert importers(ROOT / "sink" / "targets", above) == set()
@@ -165,6 +165,11 @@ def test_targets_import_only_what_is_below_them(above: str) -> None:
 
 def test_dead_letters_do_not_know_the_run() -> None:
     assert importers(ROOT / "sink" / "deadletters", "sink.run") == set()
+    assert importers(ROOT / "sink" / "deadletters", "sink.table") == set()
+
+
+def test_a_table_does_not_know_the_job() -> None:
+    assert importers(ROOT / "sink" / "table", "sink.run") == set()
 
 
 def test_a_run_does_not_know_who_watches_it() -> None:
@@ -172,12 +177,12 @@ def test_a_run_does_not_know_who_watches_it() -> None:
     assert importers(ROOT / "sink", "sink.watch") - {"sink/console/run.py"} == {
         f"sink/watch/{name}.py" for name in ("metrics", "server", "state")
     }
-    told = modules_imported_by(ROOT / "sink" / "run" / "observer.py")
-    assert not {name for name in told if name.startswith(("pyspark", "py4j", "sink.run"))}
+    told = modules_imported_by(ROOT / "sink" / "table" / "observer.py")
+    assert not {name for name in told if name.startswith(("pyspark", "py4j", "sink.run", "sink.table"))}
 
 
 RUNS_TASKS = [f"sink.spark.{name}" for name in ("engine", "exchange", "joint", "tasks", "writing", "keyreading")]
-"""Is behind `sink.run.engine`."""
+"""Is behind `sink.table.engine`."""
 TYPES = ("pyspark.sql.types", "pyspark.sql.pandas.types")
 MAY_KNOW = {
     "pipeline": ("pyspark", "py4j"),  # starts Spark's streaming queries, and waits for them
@@ -185,10 +190,13 @@ MAY_KNOW = {
 }
 
 
-@pytest.mark.parametrize("module", [file.stem for file in (ROOT / "sink" / "run").glob("*.py")])
-def test_what_decides_does_not_know_what_runs_its_tasks(module: str) -> None:
+DECIDES = [file for folder in ("table", "run") for file in (ROOT / "sink" / folder).glob("*.py")]
+
+
+@pytest.mark.parametrize("file", DECIDES, ids=lambda file: file.stem)
+def test_what_decides_does_not_know_what_runs_its_tasks(file: Path) -> None:
     """But for types, and types of columns. So tests run it without Spark (`tests/memory`)."""
-    tree = ast.parse((ROOT / "sink" / "run" / f"{module}.py").read_text(encoding="utf-8"))
+    tree = ast.parse(file.read_text(encoding="utf-8"))
     tree.body = [
         node for node in tree.body if not (isinstance(node, ast.If) and ast.unparse(node.test) == "TYPE_CHECKING")
     ]
@@ -199,7 +207,7 @@ def test_what_decides_does_not_know_what_runs_its_tasks(module: str) -> None:
         for alias in node.names
         for name in [f"{node.module}.{alias.name}" if isinstance(node, ast.ImportFrom) else alias.name]
     }
-    unknown, known = ("pyspark", "py4j", *RUNS_TASKS), (*TYPES, *MAY_KNOW.get(module, ()))
+    unknown, known = ("pyspark", "py4j", *RUNS_TASKS), (*TYPES, *MAY_KNOW.get(file.stem, ()))
     found = {name for name in names if f"{name}.".startswith(tuple(f"{part}." for part in unknown))}
     assert {name for name in found if not f"{name}.".startswith(tuple(f"{part}." for part in known))} == set()
 

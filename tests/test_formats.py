@@ -19,7 +19,7 @@ from changelog.formats.avro import Avro
 from changelog.rows import RowKind
 from changelog.spec import ChangelogSpec
 from sink.config import Config
-from sink.run.plan import deletes_carry_row
+from sink.table.plan import deletes_carry_row
 from tests.changelog import avro_messages, fuzz
 from tests.changelog.messages import decode, messages, raw_records, spec
 

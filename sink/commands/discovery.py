@@ -19,10 +19,10 @@ from changelog.values.encoded import MAYBE_BASE64
 from sink.config import Config, SinkSection, SourceSection
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
-from sink.run.columns import column_type
-from sink.run.inference import infer_fields, message_keys, of_one_table, raw_records, source_tables
-from sink.run.plan import can_be_column
 from sink.sources.kafka_client import Broker, Message
+from sink.table.columns import column_type
+from sink.table.inference import infer_fields, message_keys, of_one_table, raw_records, source_tables
+from sink.table.plan import can_be_column
 from sink.targets.capabilities import ICEBERG
 
 SAMPLE = 100

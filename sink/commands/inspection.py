@@ -19,14 +19,14 @@ from sink.config.options import cleaning_warning
 from sink.deadletters.table import check_table
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TableError
 from sink.redaction import redacted
-from sink.run.keys import TableKey, shown, table_key, with_key
-from sink.run.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.run.pipeline import open_source
-from sink.run.plan import inferred_columns, plan_table
-from sink.run.table_plan import TablePlan
 from sink.sources.source import Position, Source
 from sink.spark.sample import SparkSample
 from sink.spark.session import activate
+from sink.table.keys import TableKey, shown, table_key, with_key
+from sink.table.patterns import NO_TABLE, ResolvedTable, find_tables
+from sink.table.plan import inferred_columns, plan_table
+from sink.table.table_plan import TablePlan
 from sink.targets.catalogs import Catalogs
 from sink.targets.history import shown_time
 from sink.targets.own_state import (

@@ -15,16 +15,16 @@ from sink.deadletters.upkeep import CHECKPOINT_SECONDS, open_upkeep
 from sink.errors import RowdeltaError, TableError, TemporaryError, summary
 from sink.printing import one_line
 from sink.redaction import masked
-from sink.run.keys import table_key, with_key
 from sink.run.maintenance import limits_of, options_of
-from sink.run.microbatch import TableSink
-from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
-from sink.run.plan import plan_table
-from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.sources.source import Source
 from sink.spark.engine import SparkEngine
 from sink.spark.sample import SparkSample
+from sink.table.keys import table_key, with_key
+from sink.table.microbatch import TableSink
+from sink.table.patterns import ResolvedTable, chosen_tables, find_tables
+from sink.table.plan import plan_table
+from sink.table.rewrite_plan import RewriteOptions, chosen
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import expiring
 from sink.targets.upkeep_values import Compacted, CompactionLimits

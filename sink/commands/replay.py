@@ -39,11 +39,7 @@ from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
-from sink.run.keys import table_key, with_key
-from sink.run.microbatch import TableSink
-from sink.run.patterns import ResolvedTable, find_tables
 from sink.run.pipeline import open_source
-from sink.run.plan import plan_table
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
 from sink.spark.changes import is_bad, is_truncate
@@ -51,6 +47,10 @@ from sink.spark.duplicate_keys import check_tells_rows_apart
 from sink.spark.engine import SparkEngine
 from sink.spark.expressions import quoted
 from sink.spark.sample import SparkSample
+from sink.table.keys import table_key, with_key
+from sink.table.microbatch import TableSink
+from sink.table.patterns import ResolvedTable, find_tables
+from sink.table.plan import plan_table
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import CLOCK_SECONDS
 

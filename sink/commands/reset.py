@@ -9,9 +9,9 @@ from pyspark.sql import SparkSession
 from changelog.amounts import amount
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError
-from sink.run.patterns import chosen_tables, find_tables
 from sink.run.pipeline import open_source
 from sink.spark.engine import HadoopFolder, SparkEngine
+from sink.table.patterns import chosen_tables, find_tables
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import KEPT_BY_RESET, OF_ROWS, property_prefix
 from sink.targets.seam import Table

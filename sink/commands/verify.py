@@ -14,12 +14,12 @@ from sink.deadletters.table import Selection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError, summary
 from sink.printing import one_line
 from sink.redaction import masked
-from sink.run.keys import table_key, with_key
-from sink.run.patterns import ResolvedTable, chosen_tables, find_tables
 from sink.run.pipeline import open_source
-from sink.run.plan import plan_table
 from sink.spark.job_errors import JOB_ERRORS
 from sink.spark.sample import SparkSample
+from sink.table.keys import table_key, with_key
+from sink.table.patterns import ResolvedTable, chosen_tables, find_tables
+from sink.table.plan import plan_table
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import property_prefix
 from sink.verify.comparison import Difference

@@ -324,7 +324,7 @@ class TableSection(Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
     :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
-        (`sink.run.keys`).
+        (`sink.table.keys`).
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
     :param types: name, or regular expression for names -> Spark SQL type of columns that `columns` doesn't name.
     :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.

@@ -56,8 +56,8 @@ def _maintain(args: argparse.Namespace) -> int:
         )
     config = load(args)
     from sink.commands import maintain
-    from sink.run.patterns import NO_TABLE
     from sink.spark import session
+    from sink.table.patterns import NO_TABLE
 
     spark = session.start(config, short=True)
     codes = []

@@ -12,7 +12,7 @@ from sink.console.command import Commands, command, load, version_of_rowdelta
 
 if TYPE_CHECKING:
     from sink.config import Config
-    from sink.run.observer import Observer
+    from sink.table.observer import Observer
 
 log = logging.getLogger("rowdelta")
 
@@ -81,8 +81,8 @@ def _run_watched(config: "Config", observer: "Observer | None") -> int:
     with ThreadPoolExecutor(1, "rowdelta-import") as pool:
         pool.submit(import_module, "sink.run.pipeline")  # takes a second, which the JVM needs to start
         spark = session.start(config)
-    from sink.run.observer import nobody
     from sink.run.pipeline import Pipeline, stops_on_signals
+    from sink.table.observer import nobody
 
     with session.stopping(spark):
         pipeline = Pipeline(spark, config, observer or nobody)

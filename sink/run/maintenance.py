@@ -21,12 +21,12 @@ from sink.config import Config
 from sink.config.maintenance import MaintenanceSection, age
 from sink.deadletters.upkeep import open_upkeep
 from sink.errors import RowdeltaError, TableGoneError, summary
-from sink.run.microbatch import TableSink
-from sink.run.observer import RewriteDone
-from sink.run.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.run.supervisor import Member, Supervisor
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.session import MAINTENANCE_POOL, activate
+from sink.table.microbatch import TableSink
+from sink.table.observer import RewriteDone
+from sink.table.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.targets.upkeep_values import CompactionFailedError, CompactionLimits
 from sink.targets.values import CommitUnknownError
 

@@ -22,8 +22,6 @@ from sink.config import Config
 from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
 from sink.run.maintenance import Maintenance
-from sink.run.observer import LoopTurned, Observer, nobody
-from sink.run.patterns import NO_TABLE, find_tables
 from sink.run.sampling import Sampling
 from sink.run.supervisor import Member, Supervisor, is_harmless
 from sink.sources.files import FilesSource
@@ -32,6 +30,8 @@ from sink.sources.source import Source, Stream
 from sink.spark.interrupts import jvms
 from sink.spark.java_errors import JAVA_ERRORS
 from sink.spark.session import activate, start_workers
+from sink.table.observer import LoopTurned, Observer, nobody
+from sink.table.patterns import NO_TABLE, find_tables
 
 log = logging.getLogger("rowdelta")
 

@@ -7,10 +7,10 @@ import time
 from typing import TYPE_CHECKING
 
 from sink.errors import RowdeltaError, summary
-from sink.run.observer import JvmMemory, LagsUnknown, Observer
 from sink.run.supervisor import Supervisor
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.session import activate
+from sink.table.observer import JvmMemory, LagsUnknown, Observer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -24,13 +24,6 @@ from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TemporaryError, summary
 from sink.redaction import masked
 from sink.results import ShareResult
-from sink.run.attempt import TableShare
-from sink.run.inference import stated_keys
-from sink.run.microbatch import TableSink
-from sink.run.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
-from sink.run.patterns import ResolvedTable
-from sink.run.plan import open_table
-from sink.run.written import Written
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
@@ -38,6 +31,13 @@ from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.joint import JointWriter
 from sink.spark.progress import Line
 from sink.spark.session import activate
+from sink.table.attempt import TableShare
+from sink.table.inference import stated_keys
+from sink.table.microbatch import TableSink
+from sink.table.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
+from sink.table.patterns import ResolvedTable
+from sink.table.plan import open_table
+from sink.table.written import Written
 from sink.targets.retries import doubled
 
 if TYPE_CHECKING:

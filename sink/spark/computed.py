@@ -12,8 +12,8 @@ from pyspark.sql import types as T
 from changelog.decoding import spark_schema
 from changelog.rows import PREFIX
 from sink.errors import ConfigError
-from sink.run.table_plan import TablePlan
 from sink.spark.expressions import quoted
+from sink.table.table_plan import TablePlan
 
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 """Decimal digits that are enough for every value."""

@@ -11,11 +11,11 @@ from changelog.decoding import ChangelogDecoder, Stated, spark_schema
 from changelog.formats.row_kind_parquet import SOURCE, FileReader, columns_to_read
 from changelog.rows import BLOCK, FILE, ROW
 from sink.config import Config
-from sink.run.table_plan import TablePlan
 from sink.spark.computed import compute
 from sink.spark.exchange import Step, in_arrow
 from sink.spark.expressions import quoted
 from sink.spark.tasks import decode
+from sink.table.table_plan import TablePlan
 
 
 class RecordDecoder:

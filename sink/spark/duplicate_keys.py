@@ -7,8 +7,8 @@ from pyspark.sql import functions as F
 
 from sink.config import Config
 from sink.errors import TableError
-from sink.run.keys import TableKey, property_name, shown
 from sink.spark.expressions import quoted
+from sink.table.keys import TableKey, property_name, shown
 from sink.targets.seam import Table
 
 log = logging.getLogger("rowdelta")

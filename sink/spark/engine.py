@@ -15,16 +15,16 @@ from deltawriters.storage import file_io
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.plans import Groups, RewritePlan
-from sink.run.attempt import TaskPlans
-from sink.run.engine import KeyReading
-from sink.run.moving import shares
-from sink.run.table_plan import TablePlan
 from sink.spark.accumulators import ListParam, accumulator
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.keyreading import read_keys
 from sink.spark.tasks import move
 from sink.spark.writing import SparkWriter
+from sink.table.attempt import TaskPlans
+from sink.table.engine import KeyReading
+from sink.table.moving import shares
+from sink.table.table_plan import TablePlan
 from sink.targets.catalogs import Catalogs
 from sink.targets.seam import Table
 from sink.targets.values import LiveFile
@@ -33,7 +33,7 @@ log = logging.getLogger("rowdelta")
 
 
 class SparkEngine:
-    """Runs one table's tasks in the session of the table (`sink.run.engine.Engine`)."""
+    """Runs one table's tasks in the session of the table (`sink.table.engine.Engine`)."""
 
     def __init__(self, config: Config, table: Table, dead_letters: DeadLetters | None) -> None:
         self.catalogs = Catalogs(table.spark, config)
@@ -77,7 +77,7 @@ class SparkEngine:
 
 
 class HadoopFolder:
-    """The folder of a key index on any Hadoop file system (`sink.run.engine.IndexFolder`)."""
+    """The folder of a key index on any Hadoop file system (`sink.table.engine.IndexFolder`)."""
 
     def __init__(self, table: Table, location: str, properties: Mapping[str, str]) -> None:
         """:param properties: properties with which tasks and the driver reach the folder by Arrow."""

@@ -13,11 +13,11 @@ from pyspark.sql import SparkSession
 
 from changelog.amounts import amount
 from sink.results import ShareResult
-from sink.run.attempt import SMALL_BATCH, TableShare
-from sink.run.microbatch import TableSink
 from sink.spark.accumulators import ListParam, accumulator
 from sink.spark.tasks.shares import PackedShares, run_shares
 from sink.spark.tasks.worker import RESULT_SCHEMA
+from sink.table.attempt import SMALL_BATCH, TableShare
+from sink.table.microbatch import TableSink
 
 log = logging.getLogger("rowdelta")
 

@@ -14,18 +14,18 @@ from pyspark.sql import functions as F
 from deltawriters.keyindex import RunInfo
 from sink.errors import TableError
 from sink.routing import RANGES
-from sink.run.engine import KeyReading
 from sink.spark.exchange import PACKED_SCHEMA, Results, exchanged, in_arrow
 from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.progress import progress
 from sink.spark.tasks import index
 from sink.spark.tasks.worker import RESULT_SCHEMA
+from sink.table.engine import KeyReading
 from sink.targets.seam import Table
 from sink.targets.values import LiveFile
 
 
 def read_keys(target: Table, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
-    """See `sink.run.engine.Engine`. It is one Spark job over the key columns."""
+    """See `sink.table.engine.Engine`. It is one Spark job over the key columns."""
     spark, key = target.spark, reading.hash.key
     with target.reader().rows_of(files, key) as (frame, path, position, paths):
         path_hashes = _path_hashes(paths)

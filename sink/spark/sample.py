@@ -15,8 +15,12 @@ from changelog.formats.row_kind import Kinds
 from changelog.parse.schema_registry import RegistryError
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
-from sink.run import inference
-from sink.run.inference import (
+from sink.sources.kafka import READ_OPTIONS
+from sink.sources.source import Source
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.spark.versions import to_arrow
+from sink.table import inference
+from sink.table.inference import (
     LAST,
     infer_fields,
     message_keys,
@@ -25,10 +29,6 @@ from sink.run.inference import (
     source_tables,
     tell_nothing,
 )
-from sink.sources.kafka import READ_OPTIONS
-from sink.sources.source import Source
-from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.spark.versions import to_arrow
 
 T = TypeVar("T")
 

@@ -18,10 +18,6 @@ from sink.deadletters.table import DeadLetters
 from sink.errors import TemporaryError
 from sink.results import TaskResult
 from sink.routing import RANGES
-from sink.run.attempt import Begun, TaskPlans, is_small
-from sink.run.engine import Decoded
-from sink.run.table_plan import TablePlan
-from sink.run.written import Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark.accumulators import Counts, FirstPlaces, ListParam, ObservedTypes, accumulator
 from sink.spark.decoding import RecordDecoder
@@ -42,6 +38,10 @@ from sink.spark.job_errors import JOB_ERRORS, job_error
 from sink.spark.tasks import decode, write
 from sink.spark.tasks.worker import RESULT_SCHEMA
 from sink.spark.tasks.write import Combine
+from sink.table.attempt import Begun, TaskPlans, is_small
+from sink.table.engine import Decoded
+from sink.table.table_plan import TablePlan
+from sink.table.written import Written, sum_up
 
 log = logging.getLogger("rowdelta")
 
@@ -59,7 +59,7 @@ _ROWS_AGAIN = 4_000_000
 
 
 class SparkWriter:
-    """Writes one table's micro-batches (`sink.run.engine.BatchWriter`).
+    """Writes one table's micro-batches (`sink.table.engine.BatchWriter`).
 
     :param spark: the session of the table.
     :param plan: the table.

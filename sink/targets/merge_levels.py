@@ -1,4 +1,4 @@
-"""The levels of minor compactions (`sink.run.minor_compaction`): how far back the one with a given number looks."""
+"""The levels of minor compactions (`sink.table.minor_compaction`): how far back the one with a given number looks."""
 
 EVERY = 4
 """A minor compaction follows after at least this many commits. One of the next higher level follows after this many

@@ -65,7 +65,7 @@ of the table takes them back.
 class StoredPosition:
     """A sink's position as a table stores it, and which commit stored it.
 
-    `index` names the version of the key index that belongs to the commit (`sink.run.keyindex`), if it has one, and
+    `index` names the version of the key index that belongs to the commit (`sink.table.keyindex`), if it has one, and
     `index_snapshot_id` the snapshot that is the last one in it: the commit's own, or that of a rewrite which came
     after. `state` is what the table's properties said of the changes up to the position (`OF_POSITION`): None if the
     table's properties say it.

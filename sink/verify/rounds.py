@@ -28,12 +28,12 @@ from pyspark.sql import types as T
 
 from changelog.amounts import amount
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
-from sink.run.table_plan import TablePlan
 from sink.sources.source import Position
 from sink.spark.expressions import quoted
 from sink.spark.job_errors import JOB_ERRORS
 from sink.spark.progress import Line, progress
 from sink.spark.versions import to_arrow
+from sink.table.table_plan import TablePlan
 from sink.targets.own_state import start_position
 from sink.targets.seam import Table
 from sink.verify import canonical

@@ -6,12 +6,12 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sink.config import Config
-from sink.run.table_plan import TablePlan
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position
 from sink.sources.topics import Offsets
 from sink.spark.changes import is_bad, is_truncate
 from sink.spark.decoding import RecordDecoder
+from sink.table.table_plan import TablePlan
 
 _BATCH_ROWS = 32_768
 

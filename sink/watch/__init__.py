@@ -1,4 +1,4 @@
-"""Watches a run: keeps what it tells (`sink.run.observer`) in bounded memory, and serves it over HTTP.
+"""Watches a run: keeps what it tells (`sink.table.observer`) in bounded memory, and serves it over HTTP.
 
     server.py    HTTP, with limits: what is served is asked by people and Prometheus, and must not disturb the job
     state.py     what is known of the sink and its tables, and the last hour

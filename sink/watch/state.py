@@ -1,6 +1,6 @@
 """What is known of a running sink and its tables, in bounded memory.
 
-All of it comes from the events of `sink.run.observer`, which arrive on several threads. The server's threads read it.
+All of it comes from the events of `sink.table.observer`, which arrive on several threads. The server's threads read it.
 A lock keeps them apart; nobody holds it for longer than it takes to copy plain values.
 """
 
@@ -19,9 +19,9 @@ from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sink.redaction import beginning
-from sink.run import observer
-from sink.run.observer import Event
 from sink.sources.source import Behind
+from sink.table import observer
+from sink.table.observer import Event
 from sink.targets.values import FileCounts
 from sink.watch.history import STEP, Series
 
@@ -122,7 +122,7 @@ class Table:
 
 
 class State:
-    """Hears what a run tells (`sink.run.observer.Observer`), and answers questions.
+    """Hears what a run tells (`sink.table.observer.Observer`), and answers questions.
 
     :param sink: its id.
     :param ready_seconds: a table may have something to apply for so long without a commit, and the sink is still ready.

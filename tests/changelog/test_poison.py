@@ -17,7 +17,7 @@ from changelog.rows import BAD
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec
 from sink.config import Config
-from sink.run.inference import infer_fields
+from sink.table.inference import infer_fields
 from tests.changelog.messages import Message, decode, messages, raw_records, spec
 
 COLUMNS = {"id": "bigint", "v": "string"}

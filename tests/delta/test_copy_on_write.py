@@ -13,7 +13,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import TemporaryError
-from sink.run import copy_on_write
+from sink.table import copy_on_write
 from tests.delta.harness import DeltaJob, before_commit, crashing
 from tests.sink.harness import Changes
 

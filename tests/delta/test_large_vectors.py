@@ -17,8 +17,8 @@ from pyspark.sql import SparkSession
 
 from sink import plans
 from sink.errors import TableError, TemporaryError
-from sink.run.keyindex import KeyIndex
 from sink.spark import deletes as delete_tasks
+from sink.table.keyindex import KeyIndex
 from sink.targets.values import IndexCommit
 from tests.delta.harness import DeltaJob, When, before_commit, crashing
 from tests.delta.test_target import inserts, row

@@ -23,15 +23,15 @@ from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
 from sink.results import TaskResult
 from sink.routing import to_all
-from sink.run.attempt import Begun, TaskPlans
-from sink.run.engine import Decoded, KeyReading
-from sink.run.table_plan import TablePlan
-from sink.run.written import Written, sum_up
 from sink.sources.source import TableBatch
 from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
 from sink.spark.job_errors import job_error
 from sink.spark.tasks import index, move, write
+from sink.table.attempt import Begun, TaskPlans
+from sink.table.engine import Decoded, KeyReading
+from sink.table.table_plan import TablePlan
+from sink.table.written import Written, sum_up
 from sink.targets.catalogs import Catalogs
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
@@ -71,7 +71,7 @@ def _noting(refused: set[int]) -> Iterator[None]:
 
 
 class MemoryEngine:
-    """See `sink.run.engine.Engine`.
+    """See `sink.table.engine.Engine`.
 
     :param catalogs: has the table.
     :param folder: of the key index.
@@ -144,7 +144,7 @@ class MemoryEngine:
 
 
 class MemoryWriter:
-    """See `sink.run.engine.BatchWriter`. Batches have their changes as an Arrow table, in the place of a frame."""
+    """See `sink.table.engine.BatchWriter`. Batches have their changes as an Arrow table, in the place of a frame."""
 
     def __init__(self, engine: MemoryEngine, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> None:
         self._engine = engine
@@ -187,7 +187,7 @@ class MemoryWriter:
 
 
 class DiskFolder:
-    """See `sink.run.engine.IndexFolder`."""
+    """See `sink.table.engine.IndexFolder`."""
 
     def __init__(self, folder: Path, clock: Clock) -> None:
         self.location = str(folder)

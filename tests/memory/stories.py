@@ -51,15 +51,15 @@ from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, TemporaryError
-from sink.run import attempt, copy_on_write, keyindex, minor_compaction, observer
-from sink.run.keys import TableKey
-from sink.run.microbatch import TableSink
-from sink.run.observer import Event, Files
-from sink.run.patterns import ResolvedTable, resolve_tables
-from sink.run.plan import plan_table
-from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import RunningRewrite
 from sink.sources.source import TableBatch
+from sink.table import attempt, copy_on_write, keyindex, minor_compaction, observer
+from sink.table.keys import TableKey
+from sink.table.microbatch import TableSink
+from sink.table.observer import Event, Files
+from sink.table.patterns import ResolvedTable, resolve_tables
+from sink.table.plan import plan_table
+from sink.table.rewrite_plan import RewriteOptions
+from sink.table.rewriting import RunningRewrite
 from sink.targets import merge_levels
 from sink.targets.values import CommitUnknownError
 from tests.memory.engine import MemoryEngine

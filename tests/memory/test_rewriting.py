@@ -12,9 +12,9 @@ import pytest
 
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex import runs as index_runs
-from sink.run import keyindex
-from sink.run.microbatch import TableSink
-from sink.run.rewriting import RunningRewrite
+from sink.table import keyindex
+from sink.table.microbatch import TableSink
+from sink.table.rewriting import RunningRewrite
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
 from tests.memory.table import MemoryCommitter, MemoryUpkeep

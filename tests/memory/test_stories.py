@@ -28,12 +28,12 @@ from deltawriters.resolve import NOWHERE
 from deltawriters.scratch import Scratch
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
-from sink.run import copy_on_write, keyindex, microbatch, open_table
-from sink.run.keyindex import KeyIndex, Meanwhile
-from sink.run.microbatch import TableSink
-from sink.run.observer import Committed, Event, RewriteDone, TableOpened
-from sink.run.open_table import OpenTable
-from sink.run.table_dead_letters import TableDeadLetters
+from sink.table import copy_on_write, keyindex, microbatch, open_table
+from sink.table.keyindex import KeyIndex, Meanwhile
+from sink.table.microbatch import TableSink
+from sink.table.observer import Committed, Event, RewriteDone, TableOpened
+from sink.table.open_table import OpenTable
+from sink.table.table_dead_letters import TableDeadLetters
 from sink.targets.values import ChangeSet, IndexCommit, TableChanges
 from tests.memory import engine
 from tests.memory.storage import Clock

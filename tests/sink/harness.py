@@ -45,12 +45,12 @@ from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
 from deltawriters.keyindex.versions import IndexVersion
 from sink import plans
 from sink.config import Config, PartitionField
-from sink.run import attempt, copy_on_write, keyindex, minor_compaction
 from sink.run.pipeline import Pipeline
 from sink.spark import deletes, writing
 from sink.spark.tasks import decode as decoding
 from sink.spark.tasks import write
 from sink.spark.versions import to_arrow
+from sink.table import attempt, copy_on_write, keyindex, minor_compaction
 from sink.targets import merge_levels
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.iceberg.commit import IcebergCommitter

@@ -8,7 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import ConfigError, DataError, FencedError, TemporaryError
-from sink.run.plan import truncate_refused
+from sink.table.plan import truncate_refused
 from tests.sink.harness import Fault, Job, before_commit, crashing
 from tests.sink.test_kafka import ORDERS, KafkaJob, event, insert, order
 from tests.stack.kafka import Kafka

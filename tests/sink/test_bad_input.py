@@ -19,10 +19,6 @@ from pyspark.sql import SparkSession
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
 from sink.results import TaskResult
-from sink.run import attempt, guards
-from sink.run.patterns import resolve_tables
-from sink.run.plan import plan_table
-from sink.run.written import sum_up
 from sink.sources import files as source_of_files
 from sink.sources.files import FilesSource
 from sink.sources.source import TableBatch, WholeFile
@@ -30,6 +26,10 @@ from sink.spark import exchange, writing
 from sink.spark.tasks import decode, write
 from sink.spark.versions import to_arrow
 from sink.spark.writing import is_read_by_each
+from sink.table import attempt, guards
+from sink.table.patterns import resolve_tables
+from sink.table.plan import plan_table
+from sink.table.written import sum_up
 from sink.targets.catalogs import Catalogs
 from tests.sink.harness import Job, crashing, decode_with, fill_disk_in_task
 

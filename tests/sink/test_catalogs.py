@@ -13,9 +13,9 @@ from deltawriters import DeltaOptions
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, TableError, TemporaryError
-from sink.run import attempt
 from sink.run.pipeline import Pipeline
 from sink.spark import writing
+from sink.table import attempt
 from sink.targets.iceberg import catalog as iceberg_catalog
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.stack.hive_metastore import running_hive_metastore

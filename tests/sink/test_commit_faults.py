@@ -23,8 +23,8 @@ from pyspark.sql import SparkSession
 from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, RowdeltaError, TableError, TemporaryError
 from sink.run import supervisor
-from sink.run.patterns import ResolvedTable
 from sink.run.supervisor import Member
+from sink.table.patterns import ResolvedTable
 from sink.targets import retries as retries_module
 from sink.targets.iceberg import commit
 from sink.targets.iceberg.commit import IcebergCommitter

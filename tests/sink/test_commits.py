@@ -20,11 +20,11 @@ from pyspark.sql import SparkSession
 
 from sink.commands.inspection import check
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
-from sink.run import keyindex
-from sink.run.microbatch import TableSink
-from sink.run.open_table import OpenTable
-from sink.run.patterns import resolve_tables
-from sink.run.plan import plan_table
+from sink.table import keyindex
+from sink.table.microbatch import TableSink
+from sink.table.open_table import OpenTable
+from sink.table.patterns import resolve_tables
+from sink.table.plan import plan_table
 from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.values import ChangeSet, CommitUnknownError, Done, Outcome

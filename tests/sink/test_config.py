@@ -8,7 +8,7 @@ import pytest
 from sink.commands.verify import database_table
 from sink.config import Config, PartitionField, load
 from sink.errors import ConfigError
-from sink.run.patterns import resolve_tables
+from sink.table.patterns import resolve_tables
 
 KAFKA = """\
 sink:

@@ -12,7 +12,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.errors import TableError
-from sink.run import copy_on_write
+from sink.table import copy_on_write
 from tests.rewrites import only_sink, rewritten_files, with_null_keys
 from tests.sink.harness import Changes, Job, before_commit, by_pyiceberg, merging_soon
 

@@ -17,9 +17,9 @@ from sink.commands import inspection
 from sink.config import Config
 from sink.config.sections import TableSection
 from sink.errors import ConfigError
-from sink.run.patterns import resolve_tables
-from sink.run.plan import evolved_columns, maybe_decimals
-from sink.run.table_plan import TablePlan
+from sink.table.patterns import resolve_tables
+from sink.table.plan import evolved_columns, maybe_decimals
+from sink.table.table_plan import TablePlan
 from sink.targets.capabilities import CAPABILITIES
 from tests.sink.harness import Job
 from tests.sink.test_patterns import config

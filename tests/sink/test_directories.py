@@ -15,10 +15,10 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import ConfigError, TableError
-from sink.run import plan as tables
 from sink.run import supervisor
-from sink.run.microbatch import TableSink
 from sink.run.pipeline import Pipeline
+from sink.table import plan as tables
+from sink.table.microbatch import TableSink
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.values import ChangeSet, Done, Outcome
 from tests.sink.harness import java_table

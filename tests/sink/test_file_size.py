@@ -15,8 +15,8 @@ from deltawriters import DeltaOptions, TaskId
 from deltawriters.partitioning import LASTING_BYTES
 from sink.config import TableSection
 from sink.plans import TaskPlan
-from sink.run.plan import files_last
 from sink.spark.tasks import write
+from sink.table.plan import files_last
 from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.sink.harness import Job
 

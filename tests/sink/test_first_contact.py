@@ -18,8 +18,8 @@ from sink import config
 from sink.cli import main
 from sink.commands import discovery, inspection
 from sink.config import Config
-from sink.run import inference
 from sink.run.pipeline import Pipeline
+from sink.table import inference
 from tests.changelog.avro_messages import message
 from tests.stack.kafka import Kafka, running_kafka
 from tests.stack.process import wait_until

@@ -15,9 +15,9 @@ from pyspark.sql import types as T
 from changelog.spec import ChangelogSpec, ColumnSpec
 from sink.config import TableSection
 from sink.errors import TableError
-from sink.run.plan import evolved_columns
-from sink.run.table_plan import TablePlan
 from sink.spark.versions import to_arrow
+from sink.table.plan import evolved_columns
+from sink.table.table_plan import TablePlan
 from sink.targets.capabilities import CAPABILITIES
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job

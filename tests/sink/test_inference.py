@@ -9,8 +9,8 @@ import pytest
 from changelog import formats
 from changelog.changes import Changes, Wire
 from sink.config import Config, SinkSection, SourceSection
-from sink.run.inference import infer_fields, raw_records
 from sink.sources.kafka_client import Message
+from sink.table.inference import infer_fields, raw_records
 
 
 class _Fragile:

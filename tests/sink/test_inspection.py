@@ -15,8 +15,8 @@ from sink import cli
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError
-from sink.run.patterns import NO_TABLE
 from sink.sources.files import FilesSource
+from sink.table.patterns import NO_TABLE
 from tests.sink.harness import Job
 
 

@@ -25,10 +25,10 @@ from sink.commands import inspection, reset
 from sink.config import Config, SourceSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
-from sink.run.plan import truncate_refused
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Behind
 from sink.spark.versions import to_arrow
+from sink.table.plan import truncate_refused
 from tests.changelog.messages import sample
 from tests.sink.harness import before_commit, check_partitions_of_deletes, java_table
 from tests.stack.kafka import Kafka

@@ -21,12 +21,12 @@ from deltawriters.keyindex import vector_log as deletion_vectors
 from sink import plans
 from sink.errors import TableError, TemporaryError
 from sink.results import IndexPart
-from sink.run.keyindex import KeyIndex
-from sink.run.written import Written
 from sink.spark import deletes as delete_tasks
 from sink.spark import versions as spark_versions
 from sink.spark.engine import HadoopFolder
 from sink.spark.keyreading import read_keys
+from sink.table.keyindex import KeyIndex
+from sink.table.written import Written
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import position_deletes
 from sink.targets.iceberg import uniting as iceberg_uniting

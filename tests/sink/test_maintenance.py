@@ -29,16 +29,17 @@ from sink.commands.maintain import Maintained, as_json, exit_code, lines, mainta
 from sink.config import Config
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection
 from sink.errors import ConfigError, FencedError, TableError, TableGoneError, TemporaryError
-from sink.run import maintenance, rewrite_plan
+from sink.run import maintenance
 from sink.run.maintenance import Maintenance, options_of
-from sink.run.observer import RewriteDone
 from sink.run.pipeline import Pipeline
-from sink.run.rewrite_plan import OPEN_COST, RewriteOptions, chosen
-from sink.run.rewriting import RunningRewrite
-from sink.run.table_upkeep import TableUpkeep
 from sink.spark.engine import SparkEngine
 from sink.spark.session import MAINTENANCE_POOL
 from sink.spark.tasks import move
+from sink.table import rewrite_plan
+from sink.table.observer import RewriteDone
+from sink.table.rewrite_plan import OPEN_COST, RewriteOptions, chosen
+from sink.table.rewriting import RunningRewrite
+from sink.table.table_upkeep import TableUpkeep
 from sink.targets.catalogs import Catalogs
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable

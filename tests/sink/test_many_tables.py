@@ -27,15 +27,16 @@ from pyspark.sql import functions as F
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TableError
-from sink.run import attempt, supervisor
-from sink.run.attempt import TableShare
-from sink.run.microbatch import TableSink
+from sink.run import supervisor
 from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
 from sink.spark import joint
 from sink.spark.joint import JointWriter
 from sink.spark.tasks import shares
 from sink.spark.versions import to_arrow
+from sink.table import attempt
+from sink.table.attempt import TableShare
+from sink.table.microbatch import TableSink
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.values import ChangeSet, Done, Outcome

@@ -18,7 +18,7 @@ from deltawriters import rewrite
 from deltawriters.keyindex import IndexSlice, Located
 from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import FencedError, TemporaryError
-from sink.run import keyindex
+from sink.table import keyindex
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.values import ChangeSet
 from tests.sink.harness import Changes, Job, before_commit, before_rewrite, crashing, merging_soon

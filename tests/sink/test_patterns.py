@@ -7,7 +7,7 @@ import pytest
 from pydantic import ValidationError
 
 from sink.config import Config
-from sink.run.patterns import resolve_tables
+from sink.table.patterns import resolve_tables
 
 Entry = Mapping[str, Any]
 

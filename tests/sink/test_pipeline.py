@@ -14,11 +14,11 @@ from sink.commands import inspection
 from sink.config import Config
 from sink.config.folders import check_folders
 from sink.errors import ConfigError, DataError, RowdeltaError, TemporaryError
-from sink.run.microbatch import TableSink
-from sink.run.patterns import find_tables
 from sink.run.pipeline import Pipeline, StartedQuery, open_source
 from sink.run.supervisor import Supervisor
 from sink.sources.files import FilesSource
+from sink.table.microbatch import TableSink
+from sink.table.patterns import find_tables
 from tests.sink.harness import Job, crashing, java_error
 from tests.stack.process import wait_until
 

@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from sink.commands import maintain as maintain_command
 from sink.commands.maintain import maintain
-from sink.run.rewrite_plan import RewriteOptions
+from sink.table.rewrite_plan import RewriteOptions
 from sink.targets.iceberg import rewritables
 from sink.targets.iceberg.commit import IcebergCommitter
 from tests.rewrites import ALL_FILES, only_sink, rewriting, rewritten_files, with_null_keys

@@ -16,11 +16,11 @@ from sink import cli
 from sink.commands.run import refuse_early
 from sink.config import Config, load
 from sink.errors import ConfigError
-from sink.run.patterns import ResolvedTable
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor
 from sink.spark import progress, session
 from sink.spark.jvm_output import JvmOutput
+from sink.table.patterns import ResolvedTable
 from tests.sink.harness import Job
 from tests.sink.test_submit import write_changes, write_config
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from sink.run import sampling
-from sink.run.observer import Event, JvmMemory, Lags, LagsUnknown
+from sink.table.observer import Event, JvmMemory, Lags, LagsUnknown
 
 
 def test_a_defect_makes_the_lags_unknown_and_is_logged_once(

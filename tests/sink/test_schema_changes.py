@@ -15,9 +15,9 @@ from pyspark.sql import SparkSession
 
 from sink.commands import inspection
 from sink.errors import ConfigError, DataError, TableError, TemporaryError
-from sink.run import microbatch
-from sink.run.microbatch import TableSink
 from sink.spark.versions import to_arrow
+from sink.table import microbatch
+from sink.table.microbatch import TableSink
 from tests.sink.harness import CrashError, Job, before_commit, tiny_thresholds
 
 pytestmark = pytest.mark.spark

@@ -13,8 +13,8 @@ from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows, FoundRows
 from deltawriters.rewrite import CopyGroup
 from deltawriters.scratch import Scratch
-from sink.run import copy_on_write
-from sink.run.moving import move_rows
+from sink.table import copy_on_write
+from sink.table.moving import move_rows
 
 MB = 1024 * 1024
 

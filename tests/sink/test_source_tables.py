@@ -12,9 +12,9 @@ from sink.commands import reset
 from sink.commands.inspection import check
 from sink.config import Config, SinkSection, SourceSection
 from sink.errors import DataError
-from sink.run.inference import infer_fields, of_one_table, raw_records, source_tables
 from sink.sources.kafka_client import Message
 from sink.spark.versions import to_arrow
+from sink.table.inference import infer_fields, of_one_table, raw_records, source_tables
 from tests.sink.harness import Job
 from tests.sink.test_kafka import KafkaJob
 from tests.stack.kafka import Kafka

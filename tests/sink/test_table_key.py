@@ -11,8 +11,8 @@ import pytest
 from changelog.decoding import StatedKeys
 from sink.config import TableSection
 from sink.errors import TableError
-from sink.run import keys
-from sink.run.keys import TableKey, compared, may_spread
+from sink.table import keys
+from sink.table.keys import TableKey, compared, may_spread
 
 PROPERTY = "rowdelta.shop.accepted-keys"
 

@@ -7,7 +7,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from random import Random
 
-from sink.run import observer
+from sink.table import observer
 from sink.watch import server as served
 from sink.watch.server import WatchServer
 from sink.watch.state import State

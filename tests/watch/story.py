@@ -2,9 +2,9 @@
 
 from collections.abc import Iterable
 
-from sink.run import observer
-from sink.run.observer import Event, Files
 from sink.sources.source import Behind
+from sink.table import observer
+from sink.table.observer import Event, Files
 from sink.targets.values import FileCounts
 from sink.watch.state import State
 

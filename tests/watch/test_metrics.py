@@ -13,8 +13,8 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sink.run import observer
 from sink.sources.source import Behind
+from sink.table import observer
 from sink.watch import metrics
 from sink.watch.state import OTHERS, State
 from tests.watch.story import Clock, lags, micro_batch, new_state, opened, tell

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
-from sink.run import observer
+from sink.table import observer
 from sink.watch import server as served
 from sink.watch.state import State
 from tests.watch.shop import HOSTILE, TABLES, serving, shop

@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from sink.errors import ConfigError
-from sink.run import observer
+from sink.table import observer
 from sink.watch import server as served
 from sink.watch.server import WatchServer
 from sink.watch.state import State

@@ -7,7 +7,7 @@ import tracemalloc
 
 import pytest
 
-from sink.run import observer
+from sink.table import observer
 from sink.targets.values import FileCounts
 from sink.watch import state as watched
 from sink.watch.history import POINTS, STEP, Series

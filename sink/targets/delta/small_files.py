@@ -1,4 +1,5 @@
-"""Finds the small files of a sink's last commits in a Delta table, for minor compactions (`sink.run.minor_compaction`).
+"""Finds the small files of a sink's last commits in a Delta table, for minor compactions
+(`sink.table.minor_compaction`).
 
 The sink's files have tags in their `add`: the commit that wrote them, and the number of the minor compaction, if it was
 one. So the live files tell everything, and no commit needs to be read.

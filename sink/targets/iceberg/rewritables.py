@@ -1,4 +1,4 @@
-"""The data files of an Iceberg table that a rewrite beside the stream may take (`sink.run.rewriting`)."""
+"""The data files of an Iceberg table that a rewrite beside the stream may take (`sink.table.rewriting`)."""
 
 import json
 from collections.abc import Collection, Iterator, Mapping, Sequence

@@ -1,5 +1,5 @@
 """Finds the small files of a sink's last commits in an Iceberg table's snapshots, for minor compactions
-(`sink.run.minor_compaction`).
+(`sink.table.minor_compaction`).
 """
 
 import json
@@ -43,7 +43,7 @@ class _By(Enum):
     SINK = auto()
     MINOR_COMPACTION = auto()
     REWRITE = auto()
-    """By the sink, of files that aren't small any more (`sink.run.rewriting`)."""
+    """By the sink, of files that aren't small any more (`sink.table.rewriting`)."""
     OTHERS = auto()
 
 

@@ -1,6 +1,6 @@
 """Applies micro-batches to one table: what each one continues, what is committed, and what comes after a refusal.
 
-What runs in tasks is behind `sink.run.engine`.
+What runs in tasks is behind `sink.table.engine`.
 """
 
 import json
@@ -22,11 +22,13 @@ from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.results import ShareResult
-from sink.run.attempt import Attempt, Begun, Pending, TableShare, TaskPlans, is_small
-from sink.run.copy_on_write import Replacement, replace_files
-from sink.run.engine import Engine
-from sink.run.evolution import evolve_schema
-from sink.run.guards import (
+from sink.sources.source import Position, Source, Stream, TableBatch
+from sink.spark.job_errors import before_commit
+from sink.table.attempt import Attempt, Begun, Pending, TableShare, TaskPlans, is_small
+from sink.table.copy_on_write import Replacement, replace_files
+from sink.table.engine import Engine
+from sink.table.evolution import evolve_schema
+from sink.table.guards import (
     SAME_OFFSETS,
     check_bad_records,
     check_directory,
@@ -34,9 +36,9 @@ from sink.run.guards import (
     check_snapshots,
     check_topic,
 )
-from sink.run.keyindex import Meanwhile
-from sink.run.keys import TableKey, with_key
-from sink.run.observer import (
+from sink.table.keyindex import Meanwhile
+from sink.table.keys import TableKey, with_key
+from sink.table.observer import (
     BatchStarted,
     CommitRefused,
     CommitTried,
@@ -49,21 +51,19 @@ from sink.run.observer import (
     nobody,
     stage,
 )
-from sink.run.open_table import OpenTable
-from sink.run.patterns import ResolvedTable
-from sink.run.plan import (
+from sink.table.open_table import OpenTable
+from sink.table.patterns import ResolvedTable
+from sink.table.plan import (
     declared_changes,
     truncate_refused,
 )
-from sink.run.sink_state import SinkState
-from sink.run.stated import StatedByMessages
-from sink.run.table_dead_letters import TableDeadLetters
-from sink.run.table_plan import TablePlan
-from sink.run.table_upkeep import TableUpkeep
-from sink.run.telling import committed, copied, log_committed
-from sink.run.written import Written, sum_up
-from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.spark.job_errors import before_commit
+from sink.table.sink_state import SinkState
+from sink.table.stated import StatedByMessages
+from sink.table.table_dead_letters import TableDeadLetters
+from sink.table.table_plan import TablePlan
+from sink.table.table_upkeep import TableUpkeep
+from sink.table.telling import committed, copied, log_committed
+from sink.table.written import Written, sum_up
 from sink.targets.notes import ROWS, SINK_ID
 from sink.targets.own_position import own_position
 from sink.targets.own_state import (

@@ -9,14 +9,14 @@ from deltawriters.keyindex.versions import IndexLostError
 from sink import logs
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
-from sink.run.engine import Engine
-from sink.run.keyindex import KeyIndex
-from sink.run.observer import CommitRefused, Observer, nobody
-from sink.run.patterns import ResolvedTable
-from sink.run.plan import deletes_by_value, needs_global_deletes, plan_table
-from sink.run.source_tables import SourceTables
-from sink.run.table_plan import TablePlan
 from sink.sources.source import Position
+from sink.table.engine import Engine
+from sink.table.keyindex import KeyIndex
+from sink.table.observer import CommitRefused, Observer, nobody
+from sink.table.patterns import ResolvedTable
+from sink.table.plan import deletes_by_value, needs_global_deletes, plan_table
+from sink.table.source_tables import SourceTables
+from sink.table.table_plan import TablePlan
 from sink.targets.own_position import own_position
 from sink.targets.own_state import maintenance_of, property_prefix, start_position
 from sink.targets.seam import Table

@@ -5,8 +5,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from sink.run.keys import KEY, TableKey
-from sink.run.source_tables import SOURCE_TABLES, SourceTables
+from sink.table.keys import KEY, TableKey
+from sink.table.source_tables import SOURCE_TABLES, SourceTables
 from sink.targets.seam import TableView
 from sink.targets.values import OF_POSITION
 

@@ -23,8 +23,8 @@ from changelog.decoding import StatedKeys
 from sink.config import Config, TableSection
 from sink.config.options import MisplacedError, did_you_mean
 from sink.errors import ConfigError, NoMessagesError, TableError
-from sink.run.inference import Sample
-from sink.run.patterns import ResolvedTable
+from sink.table.inference import Sample
+from sink.table.patterns import ResolvedTable
 from sink.targets.own_state import property_prefix
 from sink.targets.seam import TableView
 

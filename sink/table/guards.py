@@ -5,7 +5,7 @@ from typing import Any
 
 from changelog.amounts import amount
 from sink.errors import DataError, TableError
-from sink.run.written import Written
+from sink.table.written import Written
 
 SAME_OFFSETS = "same-offsets"
 """Last part of a property that the user sets, as `old=new`: two topics, or ids of topics, with the same messages at the

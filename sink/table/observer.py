@@ -1,6 +1,6 @@
 """What a run tells about itself while it works, for whoever watches it (`sink.watch`).
 
-The modules of `sink.run` call an `Observer` with events, which are plain values. They know nothing of who listens. An
+`sink.table` and `sink.run` call an `Observer` with events, which are plain values. They know nothing of who listens. An
 observer must be quick and must not raise: it is called between the steps of a micro-batch, from several threads.
 """
 

@@ -17,10 +17,10 @@ from deltawriters.keyindex import IndexSlice, RunInfo
 from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
 from sink.routing import KeyHash
-from sink.run.attempt import Begun, TaskPlans
-from sink.run.table_plan import TablePlan
-from sink.run.written import Written
 from sink.sources.source import TableBatch
+from sink.table.attempt import Begun, TaskPlans
+from sink.table.table_plan import TablePlan
+from sink.table.written import Written
 from sink.targets.values import LiveFile
 
 if TYPE_CHECKING:

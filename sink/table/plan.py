@@ -21,18 +21,18 @@ from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
 from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
-from sink.run.columns import column_type, parse_type, wanted_columns
-from sink.run.inference import Sample
-from sink.run.keys import TableKey, property_name, table_key, with_key
-from sink.run.patterns import ResolvedTable
-from sink.run.source_tables import SourceTables, source_tables_property
-from sink.run.table_plan import TablePlan
 from sink.sources.source import Position, Source
 from sink.spark.computed import check_computed
 from sink.spark.duplicate_keys import check_tells_rows_apart
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.sample import SparkSample
 from sink.spark.versions import parse_ddl
+from sink.table.columns import column_type, parse_type, wanted_columns
+from sink.table.inference import Sample
+from sink.table.keys import TableKey, property_name, table_key, with_key
+from sink.table.patterns import ResolvedTable
+from sink.table.source_tables import SourceTables, source_tables_property
+from sink.table.table_plan import TablePlan
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import check_owner, creation_properties

@@ -6,8 +6,8 @@ import time
 
 from changelog.amounts import amount, sized
 from deltawriters import FileContent
-from sink.run.attempt import Attempt, Pending
-from sink.run.observer import Committed, Files, Index, RewriteDone, live_files
+from sink.table.attempt import Attempt, Pending
+from sink.table.observer import Committed, Files, Index, RewriteDone, live_files
 from sink.targets.seam import Table
 from sink.targets.values import ChangeSet, Copied
 

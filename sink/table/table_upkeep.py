@@ -9,13 +9,13 @@ from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.errors import RowdeltaError, TableGoneError
-from sink.run.minor_compaction import MinorCompaction
-from sink.run.observer import RewriteDone, live_files, nobody
-from sink.run.open_table import OpenTable
-from sink.run.rewrite_plan import RewriteOptions
-from sink.run.rewriting import KIND, Rewriting, RunningRewrite
-from sink.run.stale_deletes import StaleDeletes
 from sink.spark.job_errors import before_commit
+from sink.table.minor_compaction import MinorCompaction
+from sink.table.observer import RewriteDone, live_files, nobody
+from sink.table.open_table import OpenTable
+from sink.table.rewrite_plan import RewriteOptions
+from sink.table.rewriting import KIND, Rewriting, RunningRewrite
+from sink.table.stale_deletes import StaleDeletes
 from sink.targets.own_state import COUNTED, is_cleaning_due, note_cleaning, rewrite_credit
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import Compacted

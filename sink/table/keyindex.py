@@ -38,9 +38,9 @@ from sink.errors import TableError
 from sink.plans import RewritePlan
 from sink.results import IndexPart
 from sink.routing import RANGES, KeyHash
-from sink.run.copy_on_write import Replacement
-from sink.run.engine import Engine, KeyReading
-from sink.run.table_plan import TablePlan
+from sink.table.copy_on_write import Replacement
+from sink.table.engine import Engine, KeyReading
+from sink.table.table_plan import TablePlan
 from sink.targets.locations import check_location
 from sink.targets.seam import Table
 from sink.targets.values import IndexCommit, LiveFile, StoredPosition, TableChanges, WrittenDeletes

@@ -1,6 +1,6 @@
 """Rewrites whole data files beside the stream: rows move from files that are dear to read into files that aren't.
 
-A minor compaction (`sink.run.minor_compaction`) merges what the last commits wrote, between two micro-batches. A
+A minor compaction (`sink.table.minor_compaction`) merges what the last commits wrote, between two micro-batches. A
 rewrite takes any file of the table: small ones, those of which many rows are deleted, and those with many delete files.
 It takes long, so micro-batches go on meanwhile:
 
@@ -28,14 +28,14 @@ from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
 from deltawriters.scratch import Scratch
 from sink.plans import RewritePlan
-from sink.run.engine import Engine
-from sink.run.keyindex import KeyIndex, Pin
-from sink.run.moving import move_rows
-from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
-from sink.run.rewrite_plan import RewriteOptions, chosen
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.spark.job_errors import JOB_ERRORS, before_commit, job_error
+from sink.table.engine import Engine
+from sink.table.keyindex import KeyIndex, Pin
+from sink.table.moving import move_rows
+from sink.table.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
+from sink.table.rewrite_plan import RewriteOptions, chosen
 from sink.targets.notes import REWRITE, SINK_ID
 from sink.targets.seam import Table
 from sink.targets.values import IndexCommit, Rewrite, StoredPosition, refusal

@@ -3,7 +3,7 @@
 They work like a log-structured merge tree. When at least `EVERY` commits have written at least `_ENOUGH` files, a minor
 compaction merges these files. After `EVERY` minor compactions, the next one merges their files too, and so on. So a row
 is written again only once for each level. Large files stay as they are, even if many of their rows are deleted:
-`sink.run.rewriting` rewrites those.
+`sink.table.rewriting` rewrites those.
 
 A minor compaction merges only files of this sink from the last commits. Each format finds them
 (`Upkeep.merge_candidates`), without a plan over the whole table.
@@ -24,12 +24,12 @@ from deltawriters.rewrite import RewriteGroup
 from deltawriters.scratch import Scratch
 from sink.errors import RowdeltaError, TemporaryError
 from sink.plans import RewritePlan
-from sink.run.engine import Engine
-from sink.run.keyindex import KeyIndex
-from sink.run.moving import move_rows
-from sink.run.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
+from sink.table.engine import Engine
+from sink.table.keyindex import KeyIndex
+from sink.table.moving import move_rows
+from sink.table.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
 from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.seam import Table
@@ -140,7 +140,8 @@ class MinorCompaction:
         :param spec: the table.
         :param key_index: the index of the current snapshot.
         :param operation: the commit that stored the sink's position.
-        :param moving: paths of data files that a rewrite is moving rows from (`sink.run.rewriting`). They are left out.
+        :param moving: paths of data files that a rewrite is moving rows from (`sink.table.rewriting`). They are left
+            out.
         :param order: in which rows are written. None leaves them as they are.
         :return: whether there is a new snapshot.
         :raises IndexLostError: the index has to be built again.

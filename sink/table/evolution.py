@@ -7,8 +7,8 @@ from typing import Any
 
 from changelog.shown_values import shown
 from sink.config import Config
-from sink.run.plan import declared_types, evolved_columns, maybe_decimals, new_defaults, shown_changes
-from sink.run.table_plan import TablePlan
+from sink.table.plan import declared_types, evolved_columns, maybe_decimals, new_defaults, shown_changes
+from sink.table.table_plan import TablePlan
 from sink.targets.seam import Table
 
 log = logging.getLogger("rowdelta")

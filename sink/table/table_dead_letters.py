@@ -5,10 +5,10 @@ import logging
 from changelog.amounts import amount
 from deltawriters.scratch import Scratch
 from sink.deadletters.table import DeadLetters
-from sink.run.attempt import Attempt
-from sink.run.observer import DeadLettersKept, Observer
-from sink.run.written import Written
 from sink.sources.source import Position, Source
+from sink.table.attempt import Attempt
+from sink.table.observer import DeadLettersKept, Observer
+from sink.table.written import Written
 from sink.targets.values import Done, Outcome
 
 log = logging.getLogger("rowdelta")

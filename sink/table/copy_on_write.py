@@ -22,9 +22,9 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.rewrite import CopyGroup
 from deltawriters.scratch import Scratch
 from sink.plans import RewritePlan
-from sink.run.engine import Engine
-from sink.run.moving import dealt, move_rows
 from sink.spark.failures import failure_of
+from sink.table.engine import Engine
+from sink.table.moving import dealt, move_rows
 from sink.targets.seam import Table
 from sink.targets.values import Copied, WrittenDeletes
 

@@ -13,7 +13,7 @@ from deltawriters import TaskId
 from deltawriters.keyindex import RunInfo
 from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
-from sink.run.engine import Engine
+from sink.table.engine import Engine
 
 T = TypeVar("T")
 

@@ -11,10 +11,10 @@ from sink import plans
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.routing import KeyHash
-from sink.run.plan import deletes_carry_row, files_last
-from sink.run.table_plan import TablePlan
-from sink.run.written import Written
 from sink.sources.source import TableBatch
+from sink.table.plan import deletes_carry_row, files_last
+from sink.table.table_plan import TablePlan
+from sink.table.written import Written
 
 SMALL_BATCH = 10_000
 """Up to this many records, one task does all the work. A shuffle would cost more than a second core gains."""

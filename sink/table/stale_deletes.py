@@ -17,8 +17,8 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.scratch import Scratch
 from sink.config import TableSection
 from sink.errors import RowdeltaError
-from sink.run.keyindex import KeyIndex
 from sink.spark.job_errors import before_commit
+from sink.table.keyindex import KeyIndex
 from sink.targets.notes import REWRITE, SINK_ID
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import EqualityDeleted

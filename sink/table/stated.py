@@ -10,10 +10,10 @@ from changelog.source_tables import takes
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.errors import TemporaryError
-from sink.run.keys import TableKey, accepted_property, compared, may_spread
-from sink.run.source_tables import SourceTables
-from sink.run.table_plan import TablePlan
 from sink.sources.source import Source
+from sink.table.keys import TableKey, accepted_property, compared, may_spread
+from sink.table.source_tables import SourceTables
+from sink.table.table_plan import TablePlan
 
 log = logging.getLogger("rowdelta")
 
