@@ -50,32 +50,22 @@ class ContentFile:
 
 
 @dataclass(frozen=True)
-class SmallFile:
-    """A data file or position delete file that the sink wrote under the table's current schema and layout.
-
-    :param first_row_id: row id of the first row, for rows whose id isn't stored. None if the table has no row ids, and
-        for delete files.
-    :param sequence_number: number of the commit that added the file, as the table's format counts them.
-    :param live_rows: number of live rows, from the table's metadata. None if only the delete files tell.
-    :param vector: its deletion vector in the format's terms, which the number of live rows takes into account.
-    """
+class DeleteFile:
+    """A position delete file of the table."""
 
     path: str
     size_in_bytes: int
-    first_row_id: int | None
-    sequence_number: int
-    live_rows: int | None = None
-    vector: Mapping[str, Any] | None = None
 
 
 @dataclass(frozen=True)
 class DataFile:
-    """A data file of any writer from which a commit deletes rows, or a part of such a file. Facts that nobody asks for
-    are left out.
+    """A data file of the table, whose rows are read, moved or deleted, or a part of it. Facts that nobody asks for are
+    left out.
 
-    :param first_row_id: see `SmallFile`.
-    :param sequence_number: see `SmallFile`.
+    :param first_row_id: row id of the first row, for rows whose id isn't stored. None if the table has no row ids.
+    :param sequence_number: number of the commit that added the file, as the table's format counts them.
     :param rows: number of its rows, live or not. None if the table's metadata don't tell.
+    :param live_rows: number of live rows. None if only the delete files tell.
     :param vector: its deletion vector in the format's terms.
     :param deletes: paths of the position delete files that may delete rows of it, if the format has such files.
     :param by_key: other deletes apply to it, so only the key index tells which rows are live.
@@ -87,6 +77,7 @@ class DataFile:
     first_row_id: int | None = None
     sequence_number: int = 0
     rows: int | None = None
+    live_rows: int | None = None
     vector: Mapping[str, Any] | None = None
     deletes: tuple[str, ...] = ()
     by_key: bool = False

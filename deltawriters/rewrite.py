@@ -6,7 +6,6 @@ With `deletes: copy-on-write`, a task replaces the files from which a micro-batc
 positions of deleted rows tell it which rows are live.
 """
 
-import json
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
@@ -18,14 +17,13 @@ import pyarrow as pa
 
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFile, DataFiles, Partition, SmallFile, TaskId
+from deltawriters.content import ContentFile, DataFile, DataFiles, DeleteFile, Partition, TaskId
 from deltawriters.deletes import Deletes
 from deltawriters.keyindex import (
     RUN_ENTRIES,
     SUPERSEDES,
     CorruptIndexError,
     Entries,
-    IndexedFile,
     IndexSlice,
     RunInfo,
     low_hash,
@@ -70,16 +68,17 @@ class RewriteGroup:
 
     spec_id: int
     partition: str
-    files: tuple[SmallFile, ...]
-    deletes: tuple[SmallFile, ...] = ()
+    files: tuple[DataFile, ...]
+    deletes: tuple[DeleteFile, ...] = ()
     gone: frozenset[str] = frozenset()
-    applying: tuple[SmallFile, ...] = ()
+    applying: tuple[DeleteFile, ...] = ()
     live: frozenset[str] | None = None
     apart: bool = False
 
     @property
     def size_in_bytes(self) -> int:
-        return sum(file.size_in_bytes for file in (*self.files, *self.deletes))
+        files: tuple[DataFile | DeleteFile, ...] = (*self.files, *self.deletes)
+        return sum(file.size_in_bytes for file in files)
 
 
 @dataclass(frozen=True)
@@ -287,13 +286,13 @@ class Rewriter:
         parts, whole, size = list[_Part](), list[_LiveCheck](), 0
         for small in group.files:
             check = _LiveCheck(small, deleted)
-            for places, rows in self._moving.rows(_touched(small, group)):
+            for places, rows in self._moving.rows(small):
                 has_key = self._has_key(rows)
                 if has_key.all():
                     part = _Part(check, small.path, places, rows, places)
                 else:
                     if not check.knows_vector:
-                        (deleted_by_vector,) = self._table.deleted_in([_touched(small, group)])
+                        (deleted_by_vector,) = self._table.deleted_in([small])
                         check.add_vector(positions_of(deleted_by_vector))
                     stay = ~has_key & ~check.is_deleted(places)
                     yield _without_key(rows.filter(pa.array(stay)))
@@ -402,11 +401,6 @@ def _partition(group: RewriteGroup) -> Partition:
     return Partition(group.spec_id, group.partition)
 
 
-def _touched(small: SmallFile, group: RewriteGroup) -> DataFile:
-    file = IndexedFile(small.path, group.spec_id, json.loads(group.partition))
-    return DataFile(file, small.size_in_bytes, small.first_row_id, small.sequence_number, vector=small.vector)
-
-
 @dataclass(frozen=True)
 class _Part:
     """Rows of a file that have a key, and their positions in it.
@@ -437,7 +431,7 @@ class _LiveCheck:
     :param deleted: positions that delete files delete, by path of the data file.
     """
 
-    def __init__(self, small: SmallFile, deleted: Mapping[str, Ints]) -> None:
+    def __init__(self, small: DataFile, deleted: Mapping[str, Ints]) -> None:
         self._small = small
         self._deleted = np.sort(deleted.get(small.path, np.empty(0, np.int64)))
         self._known = 0

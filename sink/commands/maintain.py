@@ -186,7 +186,7 @@ def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> N
 def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """What `_rewrite` would do."""
     parts = sink.table.upkeep().rewritables()
-    files = [file for part in parts for file in part if only is None or file.small.path in only]
+    files = [file for part in parts for file in part if only is None or file.file.path in only]
     for group in chosen(files, options, options.target_file_size or sink.table.spec.target_file_size):
         result.rewritten_data_files += len(group.files)
         result.merged_delete_files += len(group.deletes)

@@ -17,7 +17,7 @@ from uuid import uuid4
 
 from changelog.amounts import amounts, sized
 from deltawriters import TableSpec
-from deltawriters.content import SmallFile
+from deltawriters.content import DataFile, DeleteFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
 from deltawriters.rewrite import RewriteGroup
@@ -57,14 +57,14 @@ def _chosen(files: Sequence[Mergeable]) -> list[Mergeable]:
 
     Files that are much larger than the others are left out: they belong to a higher level, like those of a first load.
     """
-    data = sorted((file for file in files if file.is_data), key=lambda file: file.small.size_in_bytes)
+    data = sorted((file for file in files if file.is_data), key=lambda file: file.file.size_in_bytes)
     deletes = [file for file in files if not file.is_data]
     count, total = 0, 0
     for file in data:
-        if count and file.small.size_in_bytes * count > _OTHER_LEVEL * total:
+        if count and file.file.size_in_bytes * count > _OTHER_LEVEL * total:
             break
         count += 1
-        total += file.small.size_in_bytes
+        total += file.file.size_in_bytes
     data = data[:count] if count >= _FEWEST else []
     return data + (deletes if (data and len(deletes) > 1) or len(deletes) >= _FEWEST else [])
 
@@ -80,9 +80,9 @@ def _groups(
     :param group_size: bytes of data of each group, about.
     """
     partition = chosen[0].partition
-    all_deletes = tuple(file.small for file in applying)
-    data = [file.small for file in chosen if file.is_data]
-    waiting, size = list[SmallFile](), 0
+    all_deletes = tuple(file.file for file in applying if isinstance(file.file, DeleteFile))
+    data = [file.file for file in chosen if isinstance(file.file, DataFile)]
+    waiting, size = list[DataFile](), 0
     for small in data:
         waiting.append(small)
         size += small.size_in_bytes
@@ -91,7 +91,7 @@ def _groups(
             waiting, size = [], 0
     if waiting:
         yield RewriteGroup(spec_id, partition, tuple(waiting), applying=all_deletes)
-    deletes = tuple(file.small for file in chosen if not file.is_data)
+    deletes = tuple(file.file for file in chosen if isinstance(file.file, DeleteFile))
     if deletes:
         yield RewriteGroup(spec_id, partition, (), deletes, frozenset(small.path for small in data))
 
@@ -170,7 +170,7 @@ class MinorCompaction:
         self._commits, self._files = found.commits, found.files
         if not self.is_due():
             return None
-        staying = ([file for file in files if file.small.path not in moving] for files in found.partitions.values())
+        staying = ([file for file in files if file.file.path not in moving] for files in found.partitions.values())
         by_partition = [chosen for files in staying if (chosen := _chosen(files))]
         if not by_partition:
             return None  # the next commit makes it look again
@@ -238,11 +238,11 @@ class MinorCompaction:
 
     def _counted(self, file: Mergeable, key_index: KeyIndex) -> Mergeable:
         """The file with the number of its live rows, if the table's metadata tell it."""
-        if file.rows is None:
+        if file.rows is None or not isinstance(file.file, DataFile):
             return file
-        vector = key_index.vector(file.small.path)
+        vector = key_index.vector(file.file.path)
         live = file.rows - (0 if vector is None else int(vector["record-count"]))
-        return replace(file, small=replace(file.small, live_rows=live, vector=vector))
+        return replace(file, file=replace(file.file, live_rows=live, vector=vector))
 
     def _give_up(self, reason: str) -> None:
         log.warning("%s: small files not merged, tried again later: %s", self._table.name, reason.split("\n", 1)[0])

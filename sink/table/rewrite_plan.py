@@ -96,7 +96,7 @@ def chosen(
 
 def _scan_cost(files: Iterable[Rewritable]) -> int:
     """Of a scan of all files: bytes to read, and the time to open files as bytes."""
-    return sum(file.small.size_in_bytes + OPEN_COST * (1 + file.deletes) for file in files)
+    return sum(file.file.size_in_bytes + OPEN_COST * (1 + file.deletes) for file in files)
 
 
 def _packed(
@@ -106,17 +106,17 @@ def _packed(
     small = [file for file in files if _live_bytes(file) < options.min_file_size * target_file_size]
     if len(small) < options.min_input_files:
         small = []
-    merged = {file.small.path for file in small}
+    merged = {file.file.path for file in small}
     dear = [
         file
         for file in files
-        if file.small.path in merged
+        if file.file.path in merged
         or file.deleted >= options.delete_ratio_threshold * max(1, file.rows)
         or file.deletes >= options.delete_file_threshold
         or _is_settled(file)
     ]
     # the files with the largest share of deleted rows together, so that the first groups gain most
-    dear.sort(key=lambda file: (-file.deleted / max(1, file.rows), file.small.size_in_bytes, file.small.path))
+    dear.sort(key=lambda file: (-file.deleted / max(1, file.rows), file.file.size_in_bytes, file.file.path))
     group, size = list[Rewritable](), 0
     for file in dear:
         if group and size + _live_bytes(file) > group_size:
@@ -134,20 +134,20 @@ def _is_settled(file: Rewritable) -> bool:
 
 
 def _live_bytes(file: Rewritable) -> int:
-    return file.small.size_in_bytes * (file.rows - file.deleted) // max(1, file.rows)
+    return file.file.size_in_bytes * (file.rows - file.deleted) // max(1, file.rows)
 
 
 def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
     """Moves the live rows of files of a partition."""
     live = sum(map(_live_bytes, files))
-    dead = sum(file.small.size_in_bytes for file in files) - live
+    dead = sum(file.file.size_in_bytes for file in files) - live
     opened = sum(1 + file.deletes for file in files) - (live // target_file_size + 1)
     filtered = int(_DELETES_COST * sum(map(_live_bytes, filter(_is_settled, files))))
-    applying = {deletes.small.path: deletes.small for file in files for deletes in file.applying}
+    applying = {deletes.file.path: deletes.file for file in files for deletes in file.applying}
     group = RewriteGroup(
         files[0].spec_id,
         files[0].partition,
-        tuple(file.small for file in files),
+        tuple(file.file for file in files),
         applying=tuple(applying.values()),
     )
     return _Candidate(group, dead + filtered + OPEN_COST * opened, live, filtered > 0)
@@ -159,21 +159,21 @@ def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> It
     A delete file may be about many data files. So each data file gets a delete file of its own only if there are not
     more delete files than before. Else the partition gets one for all of its data files.
     """
-    of_path = {deletes.small.path: deletes for file in files for deletes in file.applying}
+    of_path = {deletes.file.path: deletes for file in files for deletes in file.applying}
     applies_to: dict[str, list[str]] = {path: [] for path in of_path}
     for file in files:
         for deletes in file.applying:
-            applies_to[deletes.small.path].append(file.small.path)
+            applies_to[deletes.file.path].append(file.file.path)
     # all data files with such deletes must be known, or deletes would be lost
     known = {path for path, deletes in of_path.items() if deletes.data_files == len(applies_to[path])}
     dear = [file for file in files if _count(file, known) >= options.min_input_files]
-    dear.sort(key=lambda file: (-_count(file, known), file.small.path))
+    dear.sort(key=lambda file: (-_count(file, known), file.file.path))
     merged, rows = dict[str, AppliedDeletes](), 0
     for file in dear:
-        new = [deletes for deletes in file.applying if deletes.small.path in known - merged.keys()]
+        new = [deletes for deletes in file.applying if deletes.file.path in known - merged.keys()]
         fitting = _fitting(new, _MOST_POSITIONS - rows)
         if len(fitting) == len(new) or (not merged and len(fitting) >= options.min_input_files):
-            merged |= {deletes.small.path: deletes for deletes in fitting}
+            merged |= {deletes.file.path: deletes for deletes in fitting}
             rows += sum(deletes.rows for deletes in fitting)
         if merged and len(fitting) < len(new):
             break  # the next ones come when these are merged
@@ -184,7 +184,7 @@ def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> It
         dear[0].spec_id,
         dear[0].partition,
         (),
-        tuple(deletes.small for deletes in merged.values()),
+        tuple(deletes.file for deletes in merged.values()),
         live=live,
         apart=len(live) <= len(merged),
     )
@@ -195,7 +195,7 @@ def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> It
 def _fitting(deletes: Iterable[AppliedDeletes], most: int) -> list[AppliedDeletes]:
     """Those of the fewest positions, at most so many together."""
     found = list[AppliedDeletes]()
-    for each in sorted(deletes, key=lambda each: (each.rows, each.small.path)):
+    for each in sorted(deletes, key=lambda each: (each.rows, each.file.path)):
         most -= each.rows
         if most < 0:
             break
@@ -204,4 +204,4 @@ def _fitting(deletes: Iterable[AppliedDeletes], most: int) -> list[AppliedDelete
 
 
 def _count(file: Rewritable, known: Collection[str]) -> int:
-    return sum(deletes.small.path in known for deletes in file.applying)
+    return sum(deletes.file.path in known for deletes in file.applying)

@@ -163,7 +163,7 @@ class Rewriting:
         groups: tuple[RewriteGroup, ...] = ()
         for part in islice(self._table.upkeep().rewritables(), None if every_part else 1):
             files = [
-                file for file in part if file.small.path not in left_out and (only is None or file.small.path in only)
+                file for file in part if file.file.path not in left_out and (only is None or file.file.path in only)
             ]
             found = chosen(files, options, spec.target_file_size, most_bytes)
             groups = self._together(
@@ -345,10 +345,10 @@ def _younger(times: dict[str, float], than: float) -> dict[str, float]:
 
 
 def _with_vectors(group: RewriteGroup, key_index: KeyIndex) -> RewriteGroup:
-    files = (replace(small, vector=key_index.vector(small.path)) for small in group.files)
+    files = (replace(file, vector=key_index.vector(file.path)) for file in group.files)
     return replace(group, files=tuple(files))
 
 
 def _paths(group: RewriteGroup) -> frozenset[str]:
     """Of the files that a rewrite replaces."""
-    return frozenset(small.path for small in (*group.files, *group.deletes))
+    return frozenset(file.path for file in group.files) | {file.path for file in group.deletes}

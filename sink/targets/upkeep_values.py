@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 from sink.errors import ConfigError, TemporaryError
 
 if TYPE_CHECKING:
-    from deltawriters.content import SmallFile
+    from deltawriters.content import DataFile, DeleteFile
     from deltawriters.keyindex import IndexedFile
 
 
@@ -49,7 +49,7 @@ class Mergeable:
     is_data: bool
     partition: str
     rows: int | None
-    small: "SmallFile"
+    file: "DataFile | DeleteFile"
     handle: Any
 
 
@@ -93,7 +93,7 @@ class AppliedDeletes:
     :param data_files: to how many of the table's data files it applies; 0 if it isn't to be merged.
     """
 
-    small: "SmallFile"
+    file: "DeleteFile"
     rows: int
     data_files: int
 
@@ -124,7 +124,7 @@ class Rewritable:
     :param deleted: how many of them are deleted, as far as the table's metadata tell. Iceberg's v2 delete files may be
         about several data files; then it is this file's share.
     :param deletes: number of delete files and vectors that a reader of the file opens.
-    :param small: the file itself, with the number of its live rows if the metadata tell it.
+    :param file: the file itself, with the number of its live rows if the metadata tell it.
     :param applying: the position delete files (Iceberg v2) that apply to it.
     :param settled: number of commits since the last one that deleted a row of it, as far as the table's metadata tell.
     """
@@ -134,7 +134,7 @@ class Rewritable:
     rows: int
     deleted: int
     deletes: int
-    small: "SmallFile"
+    file: "DataFile"
     applying: Sequence[AppliedDeletes] = ()
     settled: int = 0
 

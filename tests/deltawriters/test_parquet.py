@@ -8,7 +8,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from deltawriters.content import ContentFile, DataFiles, SmallFile, TaskId
+from deltawriters.content import ContentFile, DataFile, DataFiles, TaskId
 from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, low_hash, write_run
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.partitioning import LASTING_BYTES, PartitionedWriter
@@ -91,7 +91,7 @@ def test_merged_files_are_packed_well(tmp_path: Path) -> None:
     run = write_run(table.io, str(tmp_path), "run", 1, entries)
     index = IndexSlice(str(tmp_path), (), (run,), dead={})
     rewriter = Rewriter(table, ["id"], index, 2, lambda keys: high[: keys.num_rows], TaskId(0, 2, "merge"))
-    group = RewriteGroup(0, "{}", (SmallFile(small.path, small.size_in_bytes, None, 1),))
+    group = RewriteGroup(0, "{}", (DataFile(IndexedFile(small.path, 0, {}), small.size_in_bytes, None, 1),))
     (merged,) = rewriter.rewrite([group]).files
     assert pq.read_table(merged.path).equals(written)
     assert merged.size_in_bytes == bytes_of(table, written, 3) < bytes_of(table, written, 1)

@@ -13,7 +13,7 @@ import pytest
 
 from deltawriters import TaskId, parquet
 from deltawriters import rewrite as mover
-from deltawriters.content import DataFile, DataFiles, Locations, OldRows, Partition, SmallFile
+from deltawriters.content import DataFile, DataFiles, DeleteFile, Locations, OldRows, Partition
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
 from deltawriters.old_rows import DeletedRows
 from deltawriters.partitioning import PartitionedWriter
@@ -24,6 +24,10 @@ from sink.targets.iceberg.writers import IcebergTableSpec
 from tests.deltawriters.test_parquet import rows, table_at
 
 ROWS, GROUP = 100_000, 10_000
+
+
+def data_file(path: str, sequence_number: int) -> DataFile:
+    return DataFile(IndexedFile(path, 0, {}), Path(path).stat().st_size, None, sequence_number)
 
 
 class Moving:
@@ -58,8 +62,8 @@ class Moving:
             (IndexedFile(path, 0, {}),),
         )
         self.index = IndexSlice(str(folder), (), (write_run(self.table.io, str(folder), "run", 1, entries),), dead={})
-        applying = SmallFile(deleted.path, deleted.size_in_bytes, None, 0)
-        self.group = RewriteGroup(0, "{}", (SmallFile(path, Path(path).stat().st_size, None, 1),), applying=(applying,))
+        applying = DeleteFile(deleted.path, deleted.size_in_bytes)
+        self.group = RewriteGroup(0, "{}", (data_file(path, 1),), applying=(applying,))
         self.seen: list[tuple[int, int]] = []
         """Rows whose keys are hashed at once, and bytes that Arrow holds then."""
 
@@ -213,13 +217,13 @@ class Overlapping:
         versions = rows(self.table, 300)  # three different rows, of which each key has one or two
         self.paths = [f"{self.table.location}/data/{number}.parquet" for number in range(3)]
         Path(self.paths[0]).parent.mkdir(parents=True, exist_ok=True)
-        files, smalls, parts = DataFiles(), list[SmallFile](), list[pa.Table]()
+        files, smalls, parts = DataFiles(), list[DataFile](), list[pa.Table]()
         deletes = self.table.deletes(FileFactory(self.table, TaskId(0, 1, "deletes")), files)
         for number, path in enumerate(self.paths):
             part = versions.slice(100 * number, 100)
             parts.append(part.set_column(0, part.schema.field(0), pa.array(np.arange(100) + 50 * number)))
             pq.write_table(parts[-1], path)
-            smalls.append(SmallFile(path, Path(path).stat().st_size, None, number))
+            smalls.append(data_file(path, number))
             if number < 2:
                 deletes.delete(np.full(50, files.add(path, Partition(0, "{}"))), np.arange(50, 100))
         (deleted,) = deletes.close([])
@@ -238,7 +242,7 @@ class Overlapping:
             places,
         )
         self.index = IndexSlice(str(folder), (), (write_run(self.table.io, str(folder), "run", 1, entries),), dead={})
-        applying = SmallFile(deleted.path, deleted.size_in_bytes, None, 3)
+        applying = DeleteFile(deleted.path, deleted.size_in_bytes)
         self.group = RewriteGroup(0, "{}", tuple(smalls), applying=(applying,))
 
     def moved(self) -> pa.Table:
@@ -289,7 +293,7 @@ def test_merged_delete_files_are_one_however_many_positions_they_have(tmp_path: 
             number = files.add(path, Partition(0, "{}"))
             deletes.delete(np.full(250_000, number), np.arange(200_000 * part, 200_000 * part + 250_000))
         (written,) = deletes.close([])
-        smalls.append(SmallFile(written.path, written.size_in_bytes, None, part))
+        smalls.append(DeleteFile(written.path, written.size_in_bytes))
     group = RewriteGroup(0, "{}", (), tuple(smalls), live=frozenset(paths[:2] if apart else paths), apart=apart)
     rewriter = Rewriter(table, ["id"], IndexSlice(str(tmp_path), (), (), dead={}), 2, _hashed, TaskId(0, 3, "merge"))
     merged = [pq.read_table(file.path) for file in rewriter.rewrite([group]).files]

@@ -19,7 +19,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from changelog.spec import ColumnSpec
-from deltawriters.content import DataFile, SmallFile
+from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows
@@ -412,7 +412,7 @@ class MemoryUpkeep(Upkeep):
         partitions: dict[str, list[Mergeable]] = {}
         if is_enough(len(fresh), count):
             for file in small:
-                merged = SmallFile(file.path, file.size, None, 0)
+                merged = DataFile(file.indexed, file.size)
                 handle = json.dumps({"path": file.path, "vector": file.vector})
                 partitions.setdefault(file.partition, []).append(
                     Mergeable(True, file.partition, file.rows, merged, handle)
@@ -425,7 +425,7 @@ class MemoryUpkeep(Upkeep):
         for file in self._table.files.values():
             if file.columns == tuple(self._table.schema.names):
                 deleted = len(file.deleted)
-                small = SmallFile(file.path, file.size, None, 0, live_rows=file.rows - deleted)
+                small = DataFile(file.indexed, file.size, live_rows=file.rows - deleted)
                 found.append(Rewritable(0, file.partition, file.rows, deleted, int(deleted > 0), small))
         yield found
 

@@ -20,8 +20,8 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from deltawriters import TaskId
-from deltawriters.content import SmallFile
-from deltawriters.keyindex import IndexSlice
+from deltawriters.content import DataFile, DeleteFile
+from deltawriters.keyindex import IndexedFile, IndexSlice
 from deltawriters.partitioning import PartitionedWriter
 from sink.commands import inspection
 from sink.commands import maintain as maintain_command
@@ -69,7 +69,7 @@ def rewritable(
     path: str, size: int, *, deleted: int = 0, deletes: int = 0, partition: str = "{}", settled: int = 0
 ) -> Rewritable:
     """A file of 100 rows."""
-    return Rewritable(0, partition, 100, deleted, deletes, SmallFile(path, size, None, 0), settled=settled)
+    return Rewritable(0, partition, 100, deleted, deletes, DataFile(IndexedFile(path, 0, {}), size), settled=settled)
 
 
 def groups(files: list[Rewritable], most_bytes: int | None = None, **options: Any) -> list[list[str]]:
@@ -140,10 +140,10 @@ def test_the_budget_is_kept() -> None:
 
 def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
     def deletes(path: str, data_files: int, rows: int = 10) -> AppliedDeletes:
-        return AppliedDeletes(SmallFile(path, 1000, None, 0), rows, data_files)
+        return AppliedDeletes(DeleteFile(path, 1000), rows, data_files)
 
     def file(path: str, applying: list[AppliedDeletes], partition: str = "{}") -> Rewritable:
-        small = SmallFile(path, 100 * OPEN_COST, None, 0)
+        small = DataFile(IndexedFile(path, 0, {}), 100 * OPEN_COST)
         return Rewritable(0, partition, 100, 1, len(applying), small, applying)
 
     shared, own = [deletes(f"s{n}", 3) for n in range(2)], [deletes(f"o{n}", 1) for n in range(5)]
@@ -173,9 +173,9 @@ def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
 @pytest.mark.parametrize("data_files", [1, 100])
 def test_merges_of_many_positions_come_to_an_end(data_files: int) -> None:
     """Nobody writes meanwhile, and each merge makes one file of several, or one for each data file."""
-    left = [AppliedDeletes(SmallFile(f"{n}", 1000, None, 0), 900_000, data_files) for n in range(50)]
+    left = [AppliedDeletes(DeleteFile(f"{n}", 1000), 900_000, data_files) for n in range(50)]
     for merge in range(20):
-        small = [SmallFile(f"data {n}", 100 * OPEN_COST, None, 0) for n in range(data_files)]
+        small = [DataFile(IndexedFile(f"data {n}", 0, {}), 100 * OPEN_COST) for n in range(data_files)]
         files = [Rewritable(0, "{}", 10**9, 10**6, len(left), each, left) for each in small]
         found = list(chosen(files, RewriteOptions(delete_file_threshold=100), 100 * OPEN_COST))
         if not found:
@@ -183,11 +183,11 @@ def test_merges_of_many_positions_come_to_an_end(data_files: int) -> None:
         (group,) = found
         gone = {each.path for each in group.deletes}
         assert len(gone) >= 5
-        rows = sum(each.rows for each in left if each.small.path in gone)
+        rows = sum(each.rows for each in left if each.file.path in gone)
         assert rows <= 8_000_000
-        left = [each for each in left if each.small.path not in gone]
-        left.append(AppliedDeletes(SmallFile(f"merged {merge}", 1000, None, 0), rows, data_files))
-    assert merge == len([each for each in left if each.small.path.startswith("merged")]) == 6
+        left = [each for each in left if each.file.path not in gone]
+        left.append(AppliedDeletes(DeleteFile(f"merged {merge}", 1000), rows, data_files))
+    assert merge == len([each for each in left if each.file.path.startswith("merged")]) == 6
 
 
 @pytest.mark.spark
@@ -209,7 +209,7 @@ def test_a_file_becomes_clean_once_nobody_deletes_from_it(
     job.write([("+I", {"id": key, "region": "new"}) for key in range(20)])
     job.run()
     sink = only_sink(job)
-    (first,) = (file.small.path for part in sink.table.upkeep().rewritables() for file in part)
+    (first,) = (file.file.path for part in sink.table.upkeep().rewritables() for file in part)
     job.write([("+I", {"id": key, "region": "new"}) for key in range(20, 40)])
     job.write([("-D", {"id": key, "region": "new"}) for key in (1, 21)])
     for key in (22, 23):

@@ -315,7 +315,7 @@ def test_each_file_of_a_large_table_has_its_turn(
     job.run()
     monkeypatch.setattr(rewritables, "_MOST_FILES", 2)
     table = only_sink(job).table
-    looks = [[file.small.path for file in next(table.upkeep().rewritables())] for _ in range(40)]
+    looks = [[file.file.path for file in next(table.upkeep().rewritables())] for _ in range(40)]
     assert {len(found) for found in looks} == {1, 2}
     assert len({path for found in looks for path in found}) == 3
 

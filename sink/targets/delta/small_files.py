@@ -9,7 +9,8 @@ import json
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
-from deltawriters.content import SmallFile
+from deltawriters.content import DataFile
+from deltawriters.keyindex import IndexedFile
 from sink.targets import merge_levels
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import remove_of, stated_rows
@@ -33,10 +34,15 @@ def counted(table: DeltaState) -> list[Rewritable]:
         if rows is None:
             continue
         deleted = int((add.get("deletionVector") or {}).get("cardinality", 0))
-        small = SmallFile(full(spec.location, path), int(add["size"]), None, 0, live_rows=rows - deleted)
+        file = _data_file(spec.location, path, add, rows - deleted)
         text = json.dumps(add["partitionValues"])
-        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), small, settled=_settled(table, add)))
+        found.append(Rewritable(0, text, rows, deleted, int(deleted > 0), file, settled=_settled(table, add)))
     return found
+
+
+def _data_file(location: str, path: str, add: Mapping[str, Any], live_rows: int | None = None) -> DataFile:
+    file = IndexedFile(full(location, path), 0, add["partitionValues"])
+    return DataFile(file, int(add["size"]), live_rows=live_rows)
 
 
 def _settled(table: DeltaState, add: Mapping[str, Any]) -> int:
@@ -68,7 +74,7 @@ def candidates(table: DeltaState, prefix: str, is_enough: Callable[[int, int], b
     if is_enough(len(fresh), files):
         for path, add in small:
             text = json.dumps(add["partitionValues"])
-            file = SmallFile(full(spec.location, path), int(add["size"]), None, 0)
+            file = _data_file(spec.location, path, add)
             handle = remove_of(add, data_change=False)
             partitions.setdefault(text, []).append(Mergeable(True, text, stated_rows(add), file, handle))
     return MergeCandidates(number, len(fresh), files, 0, partitions, {})

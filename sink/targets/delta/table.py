@@ -65,7 +65,7 @@ class DeltaTable(DeltaState):
         last = next((commit for commit in commits if REWRITE in commit.notes), None)
         return UpkeepFacts(
             data_files=len(files),
-            size_in_bytes=sum(file.small.size_in_bytes for file in files),
+            size_in_bytes=sum(file.file.size_in_bytes for file in files),
             rows=sum(file.rows for file in files),
             deleted_rows=sum(file.deleted for file in files),
             rewritten_at=self.log.time_of(last) if last else None,

@@ -8,7 +8,7 @@ from typing import Any
 
 from py4j.java_gateway import JavaObject
 
-from deltawriters.content import SmallFile
+from deltawriters.content import DataFile, DeleteFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.iceberg.changes import indexed
@@ -65,7 +65,7 @@ def _rewritable(
     if not spec.is_own_file(data["file-path"]):
         return None  # it is another table's too, and whoever removes old snapshots would delete it
     by_position = all(delete["content"].upper().startswith("POSITION") for delete in deletes)
-    partition = json.dumps(indexed(table, data).partition)
+    file = indexed(table, data)
     rows = int(data["record-count"])
     # a vector applies to one data file, though a Puffin file has several
     shares = (int(d["record-count"]) // (1 if _is_vector(d) else applied[d["file-path"]]) for d in deletes)
@@ -73,8 +73,8 @@ def _rewritable(
     is_counted = spec.format_version >= 3 and all(map(_is_vector, deletes))
     if not is_counted and not by_position:
         return None  # equality deletes
-    small = SmallFile(
-        data["file-path"],
+    small = DataFile(
+        file,
         int(data["file-size-in-bytes"]),
         data.get("first-row-id"),
         sequence_number,
@@ -82,7 +82,7 @@ def _rewritable(
     )
     applying = [
         AppliedDeletes(
-            SmallFile(delete["file-path"], int(delete["file-size-in-bytes"]), None, 0),
+            DeleteFile(delete["file-path"], int(delete["file-size-in-bytes"])),
             int(delete["record-count"]),
             applied[delete["file-path"]] if _is_mergeable(spec, delete) else 0,
         )
@@ -90,7 +90,7 @@ def _rewritable(
         if not is_counted
     ]
     settled = min((ages[delete["file-path"]] for delete in deletes), default=0)
-    return Rewritable(data["spec-id"], partition, rows, deleted, len(deletes), small, applying, settled)
+    return Rewritable(file.spec_id, json.dumps(file.partition), rows, deleted, len(deletes), small, applying, settled)
 
 
 def _is_vector(delete: Mapping[str, Any]) -> bool:

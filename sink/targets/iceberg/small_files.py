@@ -10,7 +10,8 @@ from typing import Any
 
 from py4j.java_gateway import JavaObject
 
-from deltawriters.content import SmallFile
+from deltawriters.content import DataFile, DeleteFile
+from deltawriters.keyindex import IndexedFile
 from sink.errors import TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
@@ -170,7 +171,7 @@ class _Search:
                 removed = self._removed(snapshot) if by is not _By.OTHERS else ()
                 known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
             for file in known[number].added:
-                if file.small.path in gone:
+                if file.file.path in gone:
                     continue
                 if by in (_By.SINK, _By.MINOR_COMPACTION):
                     self.partitions.setdefault(file.partition, []).append(file)
@@ -210,10 +211,14 @@ class _Search:
             if kind == "DATA" and (size * 2 > self._spec.target_file_size or self._has_unknown_row_ids(content)):
                 continue
             partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
-            small = SmallFile(content["file-path"], size, content.get("first-row-id"), sequence_number)
+            path, row_id = content["file-path"], content.get("first-row-id")
+            is_data = kind == "DATA"
+            file: DataFile | DeleteFile = DeleteFile(path, size)
+            if is_data:
+                file = DataFile(IndexedFile(path, content["spec-id"], partition), size, row_id, sequence_number)
             # in v2 only the delete files tell which rows are live
             rows = content["record-count"] if self._spec.format_version >= 3 else None
-            yield Mergeable(kind == "DATA", json.dumps(partition), rows, small, files.get(number))
+            yield Mergeable(is_data, json.dumps(partition), rows, file, files.get(number))
 
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
         """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
