@@ -6,10 +6,11 @@ from typing import Any
 
 from changelog.decoding import ChangelogDecoder
 from deltawriters import DeltaOptions, TableSpec, TaskId
+from deltawriters.delete_files import RewriteGroup
 from deltawriters.keyindex import IndexSlice
+from deltawriters.move import CopyGroup, Mover
 from deltawriters.ordering import RowOrder
 from deltawriters.resolve import IndexTask
-from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter
 from sink.routing import KeyHash, range_of
 
 ON_DRIVER = 16 * 1024 * 1024
@@ -71,7 +72,7 @@ class Share:
 
 @dataclass(frozen=True)
 class RewritePlan:
-    """What every task must know that moves rows to new files (`deltawriters.rewrite.Rewriter`).
+    """What every task must know that moves rows to new files (`deltawriters.move.Mover`).
 
     :param order: in which rows are written.
     """
@@ -90,9 +91,8 @@ class RewritePlan:
         :param written: is called with the paths of the new files.
         :return: the `files` and their `bytes`, the `runs` for the key index, as JSON objects, and the number of `rows`.
         """
-        rewriter = Rewriter(self.table, self.key, self.index, self.sequence, self.hash, task, self.order)
-        small = [group for group in groups if isinstance(group, RewriteGroup)]
-        result = rewriter.rewrite(small) if small else rewriter.copy(g for g in groups if isinstance(g, CopyGroup))
+        mover = Mover(self.table, self.key, self.index, self.sequence, self.hash, task, self.order)
+        result = mover.move(groups)
         written(result.paths)
         return {
             "files": [file.description for file in result.files],

@@ -18,8 +18,8 @@ from typing import Any
 from deltawriters.content import DataFile
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex.versions import IndexLostError
+from deltawriters.move import CopyGroup
 from deltawriters.old_rows import DeletedRows
-from deltawriters.rewrite import CopyGroup
 from deltawriters.scratch import Scratch
 from sink.plans import RewritePlan
 from sink.spark.failures import failure_of

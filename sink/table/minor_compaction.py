@@ -18,9 +18,9 @@ from uuid import uuid4
 from changelog.amounts import amounts, sized
 from deltawriters import TableSpec
 from deltawriters.content import DataFile, DeleteFile
+from deltawriters.delete_files import RewriteGroup
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.ordering import RowOrder
-from deltawriters.rewrite import RewriteGroup
 from deltawriters.scratch import Scratch
 from sink.errors import RowdeltaError, TemporaryError
 from sink.plans import RewritePlan

@@ -3,7 +3,7 @@
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
-from deltawriters.rewrite import RewriteGroup
+from deltawriters.delete_files import RewriteGroup
 from sink.targets.upkeep_values import AppliedDeletes, Rewritable
 
 OPEN_COST = 4 * 1024 * 1024

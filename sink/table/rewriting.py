@@ -23,9 +23,9 @@ from uuid import uuid4
 
 from changelog.amounts import amount, sized
 from deltawriters import TableSpec
+from deltawriters.delete_files import RewriteGroup
 from deltawriters.keyindex import RunInfo
 from deltawriters.ordering import RowOrder
-from deltawriters.rewrite import RewriteGroup
 from deltawriters.scratch import Scratch
 from sink.plans import RewritePlan
 from sink.spark.failures import failure_of

@@ -9,10 +9,11 @@ import pyarrow.parquet as pq
 import pytest
 
 from deltawriters.content import ContentFile, DataFile, DataFiles, TaskId
+from deltawriters.delete_files import RewriteGroup
 from deltawriters.keyindex import SUPERSEDES, Entries, IndexedFile, IndexSlice, low_hash, write_run
+from deltawriters.move import Mover
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.partitioning import LASTING_BYTES, PartitionedWriter
-from deltawriters.rewrite import RewriteGroup, Rewriter
 from deltawriters.table import FileFactory
 from sink.targets.iceberg.writers import IcebergTableSpec
 
@@ -90,9 +91,9 @@ def test_merged_files_are_packed_well(tmp_path: Path) -> None:
     entries = Entries(high, low, file, np.arange(20_000, dtype=np.uint32), (IndexedFile(small.path, 0, {}),))
     run = write_run(table.io, str(tmp_path), "run", 1, entries)
     index = IndexSlice(str(tmp_path), (), (run,), dead={})
-    rewriter = Rewriter(table, ["id"], index, 2, lambda keys: high[: keys.num_rows], TaskId(0, 2, "merge"))
+    mover = Mover(table, ["id"], index, 2, lambda keys: high[: keys.num_rows], TaskId(0, 2, "merge"))
     group = RewriteGroup(0, "{}", (DataFile(IndexedFile(small.path, 0, {}), small.size_in_bytes, None, 1),))
-    (merged,) = rewriter.rewrite([group]).files
+    (merged,) = mover.move([group]).files
     assert pq.read_table(merged.path).equals(written)
     assert merged.size_in_bytes == bytes_of(table, written, 3) < bytes_of(table, written, 1)
 

@@ -45,7 +45,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
-from deltawriters import DeltaOptions, rewrite
+from deltawriters import DeltaOptions, move
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
 from sink.deadletters import table as dead_letters
@@ -939,7 +939,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
     parts = copy_on_write._parts
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(attempt, "DeltaOptions", options)
-        patch.setattr(rewrite, "_SORTED_BYTES", story.flush_bytes)
+        patch.setattr(move, "_SORTED_BYTES", story.flush_bytes)
         patch.setattr(merge_levels, "EVERY", 2)
         if story.seed % 4 == 3:
             patch.setattr(keyindex, "_MOST_LOOKED_UP", 0)

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
-from deltawriters import rewrite
+from deltawriters import move
 from deltawriters.keyindex import IndexSlice, Located
 from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import FencedError, TemporaryError
@@ -559,8 +559,8 @@ def test_rows_of_a_partition_become_files_of_the_usual_size(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, on_driver: bool
 ) -> None:
     """The result doesn't depend on how files are read and dealt out to tasks."""
-    monkeypatch.setattr(rewrite, "ROW_GROUP_BYTES", 1)
-    monkeypatch.setattr(rewrite, "RUN_ENTRIES", 2)
+    monkeypatch.setattr(move, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(move, "RUN_ENTRIES", 2)
     job = new_job(spark, tmp_path, 3, tasks=1)
     changes = Changes(job)
     changes.write(2 * EVERY)

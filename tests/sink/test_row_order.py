@@ -13,7 +13,7 @@ import pytest
 from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
-from deltawriters import rewrite
+from deltawriters import move
 from sink.commands import inspection
 from sink.commands.maintain import maintain
 from sink.config import Config, load
@@ -104,7 +104,7 @@ def test_rows_change_while_they_are_sorted(
     merged meanwhile.
     """
     caplog.set_level(logging.INFO, "rowdelta")
-    monkeypatch.setattr(rewrite, "_SORTED_BYTES", 6000)
+    monkeypatch.setattr(move, "_SORTED_BYTES", 6000)
     job = new_job(spark, tmp_path, kind, SORT, 2500, partition_by=partition_by)
     changes = RandomChanges(job, 1)
     changes.write(13)

@@ -10,8 +10,8 @@ import pytest
 from deltawriters import TaskId
 from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
+from deltawriters.move import CopyGroup
 from deltawriters.old_rows import DeletedRows, FoundRows
-from deltawriters.rewrite import CopyGroup
 from deltawriters.scratch import Scratch
 from sink.table import copy_on_write
 from sink.table.moving import move_rows

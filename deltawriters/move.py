@@ -2,14 +2,13 @@
 The task writes the new places of the rows into the key index, so the index doesn't have to read the new files.
 
 A minor compaction merges small files this way: the index tells which rows are live, and the table how many there are.
-With `deletes: copy-on-write`, a task replaces the files from which a micro-batch deletes rows (`Rewriter.copy`). The
+With `deletes: copy-on-write`, a task replaces the files from which a micro-batch deletes rows (`CopyGroup`). The
 positions of deleted rows tell it which rows are live.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
 
 import numpy as np
 import numpy.typing as npt
@@ -17,8 +16,8 @@ import pyarrow as pa
 
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints
-from deltawriters.content import ContentFile, DataFile, DataFiles, DeleteFile, Partition, TaskId
-from deltawriters.deletes import Deletes
+from deltawriters.content import ContentFile, DataFile, DataFiles, TaskId
+from deltawriters.delete_files import DeleteFileMerger, RewriteGroup
 from deltawriters.keyindex import (
     RUN_ENTRIES,
     SUPERSEDES,
@@ -43,42 +42,9 @@ sorted by itself.
 """
 _BYTES_TO_SORT = 72
 """For each row: the hashes of its key, its place, and numbers by which it is sorted."""
-_KEPT, _KEPT_BYTES = 256, 64 * 1024
-"""At most this many delete files, of up to this size, are kept in memory. They are needed twice if they are merged
-with data files."""
 
 HashKeys = Callable[[pa.RecordBatch], npt.NDArray[np.uint64]]
 """A function from key columns, in the types that Spark has for them, to the high hashes of the keys."""
-
-
-@dataclass(frozen=True)
-class RewriteGroup:
-    """Files of one partition that a task merges: data files, or position delete files if the format has such files.
-
-    :param spec_id: see `Partition`.
-    :param partition: see `Partition.text`.
-    :param files: data files to merge.
-    :param deletes: position delete files to merge.
-    :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
-    :param applying: all position delete files that may delete rows of `files`.
-    :param live: paths of the live data files in which `deletes` delete rows. Other positions are left out, and a task
-        holds all of them (48 bytes each). None if these aren't known.
-    :param apart: with `live`: each data file gets a delete file of its own. Else there is one for all of them.
-    """
-
-    spec_id: int
-    partition: str
-    files: tuple[DataFile, ...]
-    deletes: tuple[DeleteFile, ...] = ()
-    gone: frozenset[str] = frozenset()
-    applying: tuple[DeleteFile, ...] = ()
-    live: frozenset[str] | None = None
-    apart: bool = False
-
-    @property
-    def size_in_bytes(self) -> int:
-        files: tuple[DataFile | DeleteFile, ...] = (*self.files, *self.deletes)
-        return sum(file.size_in_bytes for file in files)
 
 
 @dataclass(frozen=True)
@@ -97,7 +63,7 @@ class CopyGroup:
 
 
 @dataclass(frozen=True)
-class Rewritten:
+class MovedFiles:
     """What a task wrote: the new files, and the index runs that say where the rows are now. `paths` has the paths of
     both.
 
@@ -116,14 +82,14 @@ that the key index doesn't have, since their keys are NULL, there are no hashes 
 """
 
 
-class Rewriter:
-    """Rewrites groups of files.
+class Mover:
+    """Moves the live rows of groups of files.
 
     :param key: names of the key columns.
     :param index: the table's key index of the snapshot that has the files.
-    :param sequence: sequence of the runs that the rewriter writes.
+    :param sequence: sequence of the runs that it writes.
     :param hash_keys: computes the high hashes of keys.
-    :param order: the order in which the rows of a group are written. None keeps theirs, and copies always keep it.
+    :param order: the order in which the rows of a group are written. None keeps theirs.
     """
 
     def __init__(
@@ -147,47 +113,32 @@ class Rewriter:
         self._files = DataFiles()
         self._entries: list[Entries] = []
         self._runs: list[RunInfo] = []
-        self._read: dict[str, tuple[list[str], Ints, Ints]] = {}
 
-    def rewrite(self, groups: Iterable[RewriteGroup]) -> Rewritten:
-        """Write the new files and index runs of all groups. After any exception, all files written here are deleted.
+    def move(self, groups: Sequence[RewriteGroup] | Sequence[CopyGroup]) -> MovedFiles:
+        """Write the groups' live rows to new files, with the index runs that say where they are now. The key index
+        tells which rows of a `RewriteGroup` are live, and deleted positions which of a `CopyGroup`. After any
+        exception, all files written here are deleted.
 
-        :raises CorruptIndexError: a run is damaged or missing, or the index and the table differ in a file's live rows.
-        :raises UnreadableRowsError: a file has other columns than the table.
-        """
-        deletes = self._table.deletes(self._factory, self._files)
-        merged = list[ContentFile]()
-
-        def moved() -> Iterator[Moved]:
-            for group in groups:
-                yield from self._live_rows(group, self._deleted(group))
-                if group.live is None:
-                    self._delete_again(group, deletes)
-                else:
-                    merged.extend(self._merged_deletes(group))
-
-        self._moving = self._table.of_moved_rows(data_change=False)
-        return self._written(moved(), lambda files: [*deletes.close(files), *merged], self._order)
-
-    def copy(self, groups: Iterable[CopyGroup]) -> Rewritten:
-        """Write the rows that stay of all groups, and their index runs. After any exception, all files written here are
-        deleted.
-
-        :raises CorruptIndexError: positions of deleted rows can't be read, or a run of the index.
+        :raises CorruptIndexError: a run is damaged or missing, or the index and the table differ in a file's live rows;
+            or positions of deleted rows can't be read.
         :raises LostVectorError: a deletion vector of the table can't be read.
-        :raises UnreadableRowsError: a file can't be read as one of the table.
+        :raises UnreadableRowsError: a file can't be read as one of the table, or has other columns.
         """
-        moved = (part for group in groups for part in _together(self._kept_parts(group), ROW_GROUP_BYTES))
-        self._moving = self._table.of_moved_rows(data_change=True)
-        return self._written(moved, lambda files: files)
+        merger = DeleteFileMerger(self._table, self._factory, self._files)
 
-    def _written(
-        self,
-        moved: Iterator[Moved],
-        finish: Callable[[list[ContentFile]], list[ContentFile]],
-        order: RowOrder | None = None,
-    ) -> Rewritten:
-        data = PartitionedWriter(self._moving, self._factory, self._files, order, lasting=True)
+        def live_rows() -> Iterator[Moved]:
+            for group in groups:
+                if isinstance(group, CopyGroup):
+                    yield from _together(self._kept_parts(group), ROW_GROUP_BYTES)
+                else:
+                    yield from self._live_rows(group, merger.deleted(group))
+                    merger.merge(group)
+
+        self._moving = self._table.of_moved_rows(data_change=all(isinstance(group, CopyGroup) for group in groups))
+        return self._written(live_rows(), merger)
+
+    def _written(self, moved: Iterator[Moved], merger: DeleteFileMerger) -> MovedFiles:
+        data = PartitionedWriter(self._moving, self._factory, self._files, self._order, lasting=True)
         count = 0
         try:
             for rows, high, low, superseding in moved:
@@ -201,7 +152,7 @@ class Rewriter:
                     self._entries.append(Entries(high[part], low[part], file[part], pos[part], ()))
                     if sum(len(part.high) for part in self._entries) >= RUN_ENTRIES:
                         self._write_run()
-            files = finish(data.close())
+            files = merger.close(data.close())
             self._write_run()
         except BaseException:
             data.abort()
@@ -211,7 +162,7 @@ class Rewriter:
                     self._index.io.delete(f"{self._index.location}/{run.name}")
             raise
         paths = [*self._factory.created, *(f"{self._index.location}/{run.name}" for run in self._runs)]
-        return Rewritten(files, self._runs, paths, count)
+        return MovedFiles(files, self._runs, paths, count)
 
     def _kept_parts(self, group: CopyGroup) -> Iterator[Moved]:
         """The rows that a commit leaves in data files, a slice of a row group at a time.
@@ -334,53 +285,6 @@ class Rewriter:
         parts.clear()
         return pa.concat_tables(found), high[live], low[live], alone[live]
 
-    def _deleted(self, group: RewriteGroup) -> dict[str, Ints]:
-        """The positions that delete files delete in the group's data files, by path of the data file."""
-        found: dict[str, list[Ints]] = {small.path: [] for small in group.files}
-        for small in group.applying:
-            names, file, pos = read = self._table.deleted_rows(small.path)
-            if small.size_in_bytes <= _KEPT_BYTES and len(self._read) < _KEPT:
-                self._read[small.path] = read
-            for number in np.flatnonzero([name in found for name in names]).tolist():
-                found[names[number]].append(pos[file == number])
-        return {path: np.concatenate(parts) for path, parts in found.items() if parts}
-
-    def _delete_again(self, group: RewriteGroup, deletes: Deletes) -> None:
-        """Add to `deletes` all positions of the group's delete files in data files that stay."""
-        for file, pos in self._deleted_again(group):
-            deletes.delete(file, pos)
-
-    def _merged_deletes(self, group: RewriteGroup) -> Iterator[ContentFile]:
-        """Write the same positions into one delete file, or each data file's into one. If there were more of them, the
-        same files might be due again at once.
-        """
-        parts = list(self._deleted_again(group))
-        if not parts:
-            return
-        file, pos = (np.concatenate(column) for column in zip(*parts, strict=True))
-        order = np.lexsort((pos, file))
-        file, pos = file[order], pos[order]
-        is_first = np.append(True, (file[1:] != file[:-1]) | (pos[1:] != pos[:-1]))
-        file, pos = file[is_first], pos[is_first]
-        starts = np.unique(file, return_index=True)[1].tolist() if group.apart else [0]
-        for start, stop in pairwise([*starts, len(file)]):
-            deletes = self._table.deletes(self._factory, self._files, stop - start + 1)
-            deletes.delete(file[start:stop], pos[start:stop])
-            yield from deletes.close([])
-
-    def _deleted_again(self, group: RewriteGroup) -> Iterator[tuple[Ints, Ints]]:
-        """Numbers of data files that stay, and positions in them, delete file by delete file."""
-        numbers: dict[str, int] = {}
-        for small in group.deletes:
-            known = self._read.pop(small.path, None)
-            names, codes, pos = self._table.deleted_rows(small.path) if known is None else known
-            for data_file in names:
-                stays = data_file not in group.gone and (group.live is None or data_file in group.live)
-                if stays and data_file not in numbers:
-                    numbers[data_file] = self._files.add(data_file, _partition(group))
-            file = np.array([numbers.get(data_file, -1) for data_file in names], np.int64)[codes]
-            yield file[file >= 0], pos[file >= 0]
-
     def _write_run(self) -> None:
         if not self._entries:
             return
@@ -395,10 +299,6 @@ class Rewriter:
         )
         self._runs.append(write_run(self._index.io, self._index.location, name, self._sequence, entries))
         self._entries = []
-
-
-def _partition(group: RewriteGroup) -> Partition:
-    return Partition(group.spec_id, group.partition)
 
 
 @dataclass(frozen=True)

@@ -11,13 +11,14 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 import pytest
 
-from deltawriters import TaskId, parquet
-from deltawriters import rewrite as mover
+from deltawriters import TaskId, move, parquet
+from deltawriters import move as mover
 from deltawriters.content import DataFile, DataFiles, DeleteFile, Locations, OldRows, Partition
+from deltawriters.delete_files import RewriteGroup
 from deltawriters.keyindex import CorruptIndexError, Entries, IndexedFile, IndexSlice, Located, low_hash, write_run
+from deltawriters.move import CopyGroup, MovedFiles, Mover
 from deltawriters.old_rows import DeletedRows
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.rewrite import CopyGroup, RewriteGroup, Rewriter, Rewritten
 from deltawriters.superseded import SupersededRows
 from deltawriters.table import FileFactory
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -67,15 +68,15 @@ class Moving:
         self.seen: list[tuple[int, int]] = []
         """Rows whose keys are hashed at once, and bytes that Arrow holds then."""
 
-    def rewriter(self) -> Rewriter:
-        return Rewriter(self.table, ["id"], self.index, 2, self._hashed, TaskId(0, 2, "move"))
+    def mover(self) -> Mover:
+        return Mover(self.table, ["id"], self.index, 2, self._hashed, TaskId(0, 2, "move"))
 
-    def copied(self, gone: npt.NDArray[np.int64]) -> Rewritten:
+    def copied(self, gone: npt.NDArray[np.int64]) -> MovedFiles:
         """With `deletes: copy-on-write`. The file has deletes already, and a commit deletes further rows."""
         (old,), (deletes,) = self.group.files, self.group.applying
         file = IndexedFile(old.path, 0, {})
         touched = DataFile(file, old.size_in_bytes, None, 1, deletes=(deletes.path,))
-        moved = self.rewriter().copy([CopyGroup((touched,), DeletedRows().with_rows([OldRows(file, gone)]))])
+        moved = self.mover().move([CopyGroup((touched,), DeletedRows().with_rows([OldRows(file, gone)]))])
         assert moved.rows == len(self.live) - len(gone)
         stay = pa.array(~np.isin(self.live, gone))
         copied = pa.concat_tables(pq.read_table(written.path) for written in moved.files)
@@ -88,9 +89,9 @@ class Moving:
 
 
 def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(move, "ROW_GROUP_BYTES", 1)
     moving = Moving(tmp_path)
-    moved = moving.rewriter().rewrite([moving.group])
+    moved = moving.mover().move([moving.group])
     assert moved.rows == len(moving.live)
     data = [file for file in moved.files if file.path.endswith(".parquet")]
     assert pa.concat_tables(pq.read_table(file.path) for file in data).equals(moving.expected)
@@ -100,7 +101,7 @@ def test_a_file_is_moved_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pyte
 
 
 def test_a_file_is_copied_a_row_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(move, "ROW_GROUP_BYTES", 1)
     moving = Moving(tmp_path)
     moving.copied(moving.live[::100])
     assert len(moving.seen) == ROWS // GROUP
@@ -134,7 +135,7 @@ def test_row_groups_are_as_large_as_they_may_be(tmp_path: Path, monkeypatch: pyt
     """Slices come together, and no small row group is left between two large ones."""
     monkeypatch.setattr(parquet, "_SLICE_ROWS", 1_000)
     moving = Moving(tmp_path)
-    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", moving.expected.nbytes * 2 // 5)
+    monkeypatch.setattr(move, "ROW_GROUP_BYTES", moving.expected.nbytes * 2 // 5)
     (written,) = moving.copied(moving.live[::100]).files
     footer = pq.read_metadata(written.path)
     sizes = [footer.row_group(number).num_rows for number in range(footer.num_row_groups)]
@@ -187,7 +188,7 @@ def test_a_row_that_the_index_lacks_is_found_in_any_row_group(tmp_path: Path, un
     assert unknown in moving.live
     before = set(tmp_path.rglob("*.parquet"))
     with pytest.raises(CorruptIndexError, match="the index knows 66,665, the table has 66,666"):
-        moving.rewriter().rewrite([moving.group])
+        moving.mover().move([moving.group])
     assert set(tmp_path.rglob("*.parquet")) == before
 
 
@@ -197,13 +198,13 @@ def test_a_store_that_deletes_nothing_does_not_hide_what_is_wrong(
     def refuse(*_: object) -> None:
         raise PermissionError("nothing may be deleted here")
 
-    rewriter = (moving := Moving(tmp_path, ROWS - 2)).rewriter()
-    monkeypatch.setattr(mover, "RUN_ENTRIES", GROUP // 2)
-    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", 1)
-    monkeypatch.setattr(type(rewriter._index.io), "delete", refuse)
+    mover = (moving := Moving(tmp_path, ROWS - 2)).mover()
+    monkeypatch.setattr(move, "RUN_ENTRIES", GROUP // 2)
+    monkeypatch.setattr(move, "ROW_GROUP_BYTES", 1)
+    monkeypatch.setattr(type(mover._index.io), "delete", refuse)
     with pytest.raises(CorruptIndexError):
-        rewriter.rewrite([moving.group])
-    assert rewriter._runs
+        mover.move([moving.group])
+    assert mover._runs
 
 
 class Overlapping:
@@ -246,8 +247,8 @@ class Overlapping:
         self.group = RewriteGroup(0, "{}", tuple(smalls), applying=(applying,))
 
     def moved(self) -> pa.Table:
-        rewriter = Rewriter(self.table, ["id"], self.index, 2, _hashed, TaskId(0, 2, "move"))
-        return pa.concat_tables(pq.read_table(file.path) for file in rewriter.rewrite([self.group]).files)
+        mover = Mover(self.table, ["id"], self.index, 2, _hashed, TaskId(0, 2, "move"))
+        return pa.concat_tables(pq.read_table(file.path) for file in mover.move([self.group]).files)
 
 
 def _hashed(keys: pa.RecordBatch) -> npt.NDArray[np.uint64]:
@@ -267,7 +268,7 @@ def test_the_index_is_asked_once_for_many_small_files(
         return probe(self, high, *arguments)
 
     monkeypatch.setattr(IndexSlice, "probe", counted)
-    monkeypatch.setattr(mover, "ROW_GROUP_BYTES", flush)
+    monkeypatch.setattr(move, "ROW_GROUP_BYTES", flush)
     files = Overlapping(tmp_path)
     assert files.moved().sort_by("id").equals(files.expected.sort_by("id"))
     assert asked == ([100, 100, 100] if flush == 1 else [300])
@@ -295,8 +296,8 @@ def test_merged_delete_files_are_one_however_many_positions_they_have(tmp_path: 
         (written,) = deletes.close([])
         smalls.append(DeleteFile(written.path, written.size_in_bytes))
     group = RewriteGroup(0, "{}", (), tuple(smalls), live=frozenset(paths[:2] if apart else paths), apart=apart)
-    rewriter = Rewriter(table, ["id"], IndexSlice(str(tmp_path), (), (), dead={}), 2, _hashed, TaskId(0, 3, "merge"))
-    merged = [pq.read_table(file.path) for file in rewriter.rewrite([group]).files]
+    mover = Mover(table, ["id"], IndexSlice(str(tmp_path), (), (), dead={}), 2, _hashed, TaskId(0, 3, "merge"))
+    merged = [pq.read_table(file.path) for file in mover.move([group]).files]
     expected = [[path] for path in paths[:2]] if apart else [paths]
     assert [part.column("file_path").unique().to_pylist() for part in merged] == expected
     assert [part.num_rows for part in merged] == [450_000 * len(names) for names in expected]
