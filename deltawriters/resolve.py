@@ -26,6 +26,7 @@ from deltawriters.keyindex import (
     open_run,
     write_run,
 )
+from deltawriters.scratch import Scratch
 from deltawriters.table import FileFactory, TableSpec
 
 NOWHERE = -1
@@ -178,10 +179,10 @@ def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldR
     return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
 
 
-def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows], created: list[str]) -> list[ContentFile]:
+def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows], scratch: Scratch) -> list[ContentFile]:
     """Write delete files for rows of earlier snapshots, without a delta writer.
 
-    :param created: the path of each file is added to it, also after an error.
+    :param scratch: gets the files, also after an error.
     """
     files, factory = DataFiles(), FileFactory(table, task)
     deletes = table.deletes(factory, files)
@@ -191,7 +192,7 @@ def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows], created
             deletes.delete(np.full(len(old.positions), number, np.int64), old.positions)
         return deletes.close([])
     finally:
-        created += factory.created
+        scratch.add(*factory.created)
 
 
 def indexed(path: str, partition: Partition) -> IndexedFile:

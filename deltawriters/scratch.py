@@ -33,6 +33,10 @@ class Scratch:
         if error is not None:
             self.delete()
 
+    def add(self, *paths: str) -> None:
+        """Call this before the files are written."""
+        self.paths += paths
+
     def keep(self, paths: Iterable[str] | None = None) -> None:
         """Forget some of the files, or all: they belong to a table now, or may belong to it."""
         kept = set(self.paths if paths is None else paths)

@@ -19,6 +19,7 @@ from changelog.amounts import amount, sized
 from deltawriters import TableSpec
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.old_rows import DeletedRows, DeleteGroup, FoundRows
+from deltawriters.scratch import Scratch
 from deltawriters.vectors import LostVectorError
 from sink import plans
 from sink.errors import TableError
@@ -30,9 +31,9 @@ Table = TypeVar("Table", bound=TableSpec)
 Fact = TypeVar("Fact")
 Result = TypeVar("Result")
 
-Write = Callable[[Table, DeleteGroup[Fact], list[str]], list[Result]]
-"""Writes the deletes of a group, and returns what the commit has to know of them. The path of each file that it writes
-is added to the list, also if it fails. It runs in tasks, too.
+Write = Callable[[Table, DeleteGroup[Fact], Scratch], list[Result]]
+"""Writes the deletes of a group, and returns what the commit has to know of them. The scratch
+gets the files, also if it fails. It runs in tasks, too.
 """
 
 _LEAST = 4 * 1024 * 1024
@@ -49,14 +50,14 @@ def unite_deletes(
     facts: Mapping[str, Fact],
     cost: Callable[[FoundRows, Fact], int],
     write: Write[Table, Fact, Result],
-    created: list[str],
+    scratch: Scratch,
 ) -> list[Result]:
     """`write` for all data files.
 
     :param name: name of the table, for messages.
     :param facts: see `DeleteGroup`.
     :param cost: of a data file's deletes, in bytes of positions and old vectors that take as long to unite.
-    :param created: the path of each written file is added to it, also after an error.
+    :param scratch: gets the files, also after an error.
     :raises TableError: an old vector is missing or damaged, so nothing tells which rows of its file are live.
     :raises CorruptIndexError: positions that tasks found can't be read.
     """
@@ -64,7 +65,7 @@ def unite_deletes(
         sizes = {path: cost(found, facts[path]) for path, found in rows.found.items()}
         total = sum(sizes.values())
         if total <= plans.ON_DRIVER and not rows.files:
-            return write(table, DeleteGroup(rows, facts), created)
+            return write(table, DeleteGroup(rows, facts), scratch)
         started = time.monotonic()
         # what Spark shares out goes through a file, so it has no credentials
         shared = replace(rows, io_properties=())
@@ -77,7 +78,7 @@ def unite_deletes(
         try:
             outcomes = spark.sparkContext.parallelize(groups, len(groups)).mapPartitions(step).collect()
         finally:
-            created += written.value
+            scratch.add(*written.value)
             # PySpark keeps each accumulator for ever. The job is over, so Spark merges no more into this one.
             _accumulatorRegistry.pop(written.aid, None)
         results = list[Result]()
@@ -135,18 +136,13 @@ def _written(
     What can't be read is a result. If the task failed instead, the job would end without the other tasks, and nobody
     would delete their files. Nor would it help to run the task again.
     """
-    created: list[str] = []
+    results = list[Result | LostVectorError | CorruptIndexError]()
     try:
-        results = list[Result | LostVectorError | CorruptIndexError]()
-        for group in groups:
-            rows = replace(group.rows, io_properties=io_properties)
-            results += write(table, replace(group, rows=rows), created)
-    except BaseException as error:
-        for path in created:
-            with contextlib.suppress(OSError):
-                table.io.delete(path)
-        if not isinstance(error, (LostVectorError, CorruptIndexError)):
-            raise
-        created, results = [], [error]
-    written.add(created)
+        with Scratch("a task of deletes", lambda _: table.io) as scratch:
+            for group in groups:
+                rows = replace(group.rows, io_properties=io_properties)
+                results += write(table, replace(group, rows=rows), scratch)
+    except (LostVectorError, CorruptIndexError) as error:
+        results = [error]
+    written.add(scratch.paths)
     yield from results

@@ -688,7 +688,7 @@ class KeyIndex:
 
         def write(name: str, content: bytes) -> None:
             path = f"{self._location}/{name}"
-            scratch.paths.append(path)
+            scratch.add(path)
             with self._io.new_output(path).create(overwrite=True) as stream:
                 stream.write(content)
 

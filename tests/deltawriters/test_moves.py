@@ -26,6 +26,7 @@ from deltawriters.combine import combined
 from deltawriters.keyindex import IndexSlice, RunInfo, high_hash
 from deltawriters.moves import are_about_others
 from deltawriters.resolve import IndexTask, delete_rows
+from deltawriters.scratch import Scratch
 from tests.changelog.messages import Message, messages, raw_records, spec
 from tests.deltawriters.lake import Lake
 from tests.deltawriters.test_partial import BAD_TYPE, BY_REGION, UNPARTITIONED, table_at
@@ -83,7 +84,9 @@ class Table:
         result = writer.close()
         deletes = []
         if result.index is not None:
-            deletes = delete_rows(self.spec, TaskId(1, number, "old"), result.index.old_rows, [])
+            deletes = delete_rows(
+                self.spec, TaskId(1, number, "old"), result.index.old_rows, Scratch("t", lambda _: self.spec.io)
+            )
             self.runs += tuple(result.index.runs)
         self.lake.commit([*result.files, *deletes])
         return result

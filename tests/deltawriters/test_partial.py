@@ -32,6 +32,7 @@ from deltawriters.keyindex import (
 )
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import IndexTask, delete_rows
+from deltawriters.scratch import Scratch
 from deltawriters.table import FileFactory, UnreadableRowsError
 from sink.targets.iceberg.projection import IcebergProjection
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -103,7 +104,9 @@ class Table:
             writer.write(changes)
         result = writer.close()
         assert result.index is not None
-        deletes = delete_rows(self.spec, TaskId(1, number, "old"), result.index.old_rows, [])
+        deletes = delete_rows(
+            self.spec, TaskId(1, number, "old"), result.index.old_rows, Scratch("t", lambda _: self.spec.io)
+        )
         self.lake.commit([*result.files, *deletes])
         self.runs += tuple(result.index.runs)
         return result

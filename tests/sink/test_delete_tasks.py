@@ -20,6 +20,7 @@ from pyspark.sql import SparkSession
 from deltawriters.content import OldRows
 from deltawriters.keyindex import CorruptIndexError, IndexedFile
 from deltawriters.old_rows import DeletedRows, DeleteGroup, tell
+from deltawriters.scratch import Scratch
 from deltawriters.vectors import LostVectorError
 from sink import plans
 from sink.errors import TableError
@@ -55,12 +56,12 @@ def found_rows(folder: Path, properties: tuple[tuple[str, str], ...] = ()) -> De
 def made(
     spark: SparkSession,
     rows: DeletedRows,
-    unite: Callable[[Any, DeleteGroup[int], list[str]], list[Any]],
-    created: list[str],
+    unite: Callable[[Any, DeleteGroup[int], Scratch], list[Any]],
+    scratch: Scratch,
 ) -> list[Any]:
     table: Any = Table()
     return unite_deletes(
-        spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda found, fact: found.size + fact, unite, created
+        spark, "t", table, rows, dict.fromkeys(DATA_FILES, 0), lambda found, fact: found.size + fact, unite, scratch
     )
 
 
@@ -75,12 +76,12 @@ def test_what_is_shared_out_has_no_credentials(
         shared.append(pickle.dumps(items))
         return original(self, items, slices)
 
-    def unite(_: Any, group: DeleteGroup[int], created: list[str]) -> list[Any]:
+    def unite(_: Any, group: DeleteGroup[int], scratch: Scratch) -> list[Any]:
         return [(group.rows.io_properties, [(file.path, list(old)) for file, old in group.rows.positions()])]
 
     monkeypatch.setattr(SparkContext, "parallelize", parallelize)
     secret = ("s3.secret-access-key", "planted")
-    results = made(spark, found_rows(tmp_path, (secret,)), unite, [])
+    results = made(spark, found_rows(tmp_path, (secret,)), unite, Scratch("t", lambda _: IO))
     assert results == [((secret,), [(name, [1, 5])]) for name in DATA_FILES], "tasks have it nevertheless"
     (content,) = shared
     assert b"/positions" in content
@@ -91,14 +92,14 @@ def test_what_is_shared_out_has_no_credentials(
 def test_nothing_of_a_commit_is_kept_for_ever(spark: SparkSession, tmp_path: Path) -> None:
     """A job commits millions of times."""
     known = len(_accumulatorRegistry)
-    created: list[str] = []
+    scratch = Scratch("t", lambda _: IO)
 
-    def unite(_: Any, group: DeleteGroup[int], created: list[str]) -> list[Any]:
-        created.append("a file")
+    def unite(_: Any, group: DeleteGroup[int], scratch: Scratch) -> list[Any]:
+        scratch.add("a file")
         return []
 
-    made(spark, found_rows(tmp_path), unite, created)
-    assert created == ["a file"] * len(DATA_FILES)
+    made(spark, found_rows(tmp_path), unite, scratch)
+    assert scratch.paths == ["a file"] * len(DATA_FILES)
     assert len(_accumulatorRegistry) == known
 
 
@@ -130,18 +131,18 @@ def test_a_task_that_can_t_read_something_waits_for_the_others(
 ) -> None:
     """Otherwise these would go on, and nobody would delete what they write."""
 
-    def unite(_: Any, group: DeleteGroup[int], created: list[str]) -> list[Any]:
+    def unite(_: Any, group: DeleteGroup[int], scratch: Scratch) -> list[Any]:
         (name,) = group.facts
         path = tmp_path / name
-        created.append(str(path))
+        scratch.add(str(path))
         path.touch()
         if name == DATA_FILES[0]:
             raise error("its bytes are gone")
         time.sleep(1)
         return [name]
 
-    created: list[str] = []
+    scratch = Scratch("t", lambda _: IO)
     with pytest.raises(told, match="its bytes are gone"):
-        made(spark, found_rows(tmp_path), unite, created)
-    assert created == [str(tmp_path / DATA_FILES[1])], "what the caller deletes"
+        made(spark, found_rows(tmp_path), unite, scratch)
+    assert scratch.paths == [str(tmp_path / DATA_FILES[1])], "what the caller deletes"
     assert not (tmp_path / DATA_FILES[0]).exists()

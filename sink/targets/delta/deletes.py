@@ -1,6 +1,6 @@
 """Rows of this commit that a later change of the same commit superseded: deletion vectors in the `add` actions."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 from uuid import uuid4
@@ -65,7 +65,7 @@ class VectorDeletes(Deletes):
             else:
                 kept.append(file)
         changed = [file.path for file in kept if file.path in deleted]
-        vectors = write_vectors(self._table, [deleted[path] for path in changed], self._factory.created)
+        vectors = write_vectors(self._table, [deleted[path] for path in changed], self._factory.created.append)
         descriptors = dict(zip(changed, vectors, strict=True))
         return [_with_vector(file, descriptors[file.path]) if file.path in descriptors else file for file in kept]
 
@@ -75,18 +75,20 @@ class VectorDeletes(Deletes):
         return {self._files.path(number): bitmap(pos[places]) for number, places in grouped(file)}
 
 
-def write_vectors(table: VectorTable, vectors: Sequence[BitMap64], created: list[str]) -> list[dict[str, Any]]:
+def write_vectors(
+    table: VectorTable, vectors: Sequence[BitMap64], note: Callable[[str], object]
+) -> list[dict[str, Any]]:
     """Descriptors of new vectors, all in one file, which is written here.
 
     Small ones aren't kept in the actions (PROTOCOL.md allows it): Delta's own VACUUM fails on a table that has such
     vectors, with a `scala.MatchError` in `getDeletionVectorRelativePathAndSize` (seen with delta-spark 4.4.0).
 
-    :param created: the file's path is added to it.
+    :param note: is called with the file's path before it is written.
     """
     if not vectors:
         return []
     file = NewVectorFile(table.location, table.random_prefix(uuid4().hex))
-    created.append(file.path)
+    note(file.path)
     return file.write(table.io, vectors)
 
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from deltawriters.content import DataFile
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.old_rows import DeletedRows, FoundRows
+from deltawriters.scratch import Scratch
 from sink.spark.deletes import unite_deletes
 from sink.targets.delta.live_files import Add, relative
 from sink.targets.delta.statistics import with_wide_bounds
@@ -29,7 +30,7 @@ def write_deletes(
     table: DeltaTableSpec,
     rows: DeletedRows,
     live: Mapping[str, Add],
-    created: list[str],
+    scratch: Scratch,
 ) -> WrittenDeletes:
     """See `Table.delete_rows`.
 
@@ -43,7 +44,7 @@ def write_deletes(
         path: DataFile(rows.found[path].file, rows=stated_rows(add), vector=add.get("deletionVector"))
         for path, add in adds.items()
     }
-    changed = unite_deletes(spark, name, table, rows, known, _cost, write_new_vectors, created)
+    changed = unite_deletes(spark, name, table, rows, known, _cost, write_new_vectors, scratch)
     files, vectors, size = list[str](), dict[str, Mapping[str, Any] | None](), 0
     for file in changed:
         vectors[file.path] = None

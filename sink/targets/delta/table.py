@@ -153,7 +153,7 @@ class DeltaTable(DeltaState):
         parquet_deletes: Mapping[str, Sequence[str]],
         scratch: Scratch,
     ) -> WrittenDeletes:
-        return write_deletes(self.spark, self.name, self.spec, rows, self.live, scratch.paths)
+        return write_deletes(self.spark, self.name, self.spec, rows, self.live, scratch)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         files, handles = list[DataFile](), list[Mapping[str, Any]]()
@@ -177,7 +177,7 @@ class DeltaTable(DeltaState):
         self, name: str, files: Sequence[str], rows: DeletedRows, scratch: Scratch
     ) -> tuple[Sequence[str], WrittenDeletes]:
         new = {unquote(action["add"]["path"]): action["add"] for action in map(json.loads, files)}
-        written = write_deletes(self.spark, self.name, self.spec, rows, new, scratch.paths)
+        written = write_deletes(self.spark, self.name, self.spec, rows, new, scratch)
         for text in written.removed:
             del new[unquote(json.loads(text)["remove"]["path"])]
         kept = [json.dumps({"add": add}) for add in new.values()]

@@ -8,6 +8,7 @@ from pyroaring import BitMap64
 
 from deltawriters.content import DataFile
 from deltawriters.old_rows import DeleteGroup
+from deltawriters.scratch import Scratch
 from deltawriters.uniting import unite
 from sink.targets.delta.deletes import write_vectors
 from sink.targets.delta.writers import DeltaTableSpec
@@ -26,10 +27,10 @@ class After:
     vector: dict[str, Any] | None
 
 
-def write_new_vectors(table: DeltaTableSpec, group: DeleteGroup[DataFile], created: list[str]) -> list[After]:
+def write_new_vectors(table: DeltaTableSpec, group: DeleteGroup[DataFile], scratch: Scratch) -> list[After]:
     """Write the new vectors of a group into one file. A file without a live row gets none.
 
-    :param created: the path of the file is added to it before the file is written.
+    :param scratch: gets the file.
     :raises LostVectorError: see `unite`.
     :raises CorruptIndexError: see `unite`.
     """
@@ -40,7 +41,7 @@ def write_new_vectors(table: DeltaTableSpec, group: DeleteGroup[DataFile], creat
             staying.append((data.path, rows, positions))
         else:
             gone.append(After(data.path, rows, None))
-    vectors = write_vectors(table, [positions for _, _, positions in staying], created)
+    vectors = write_vectors(table, [positions for _, _, positions in staying], scratch.add)
     return gone + [After(path, rows, vector) for (path, rows, _), vector in zip(staying, vectors, strict=True)]
 
 

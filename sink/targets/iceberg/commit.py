@@ -20,6 +20,7 @@ import pyarrow.parquet as pq
 from py4j.java_gateway import JavaObject
 
 from deltawriters.content import FileContent
+from deltawriters.scratch import Scratch
 from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
@@ -331,9 +332,9 @@ class IcebergCommitter:
         commit that is validated from an earlier snapshot is in conflict with it (`validateNoConflictingDataFiles`).
         """
         table = self._table
-        created: list[str] = []
+        scratch = Scratch(table.name, lambda _: table.spec.io)
         try:
-            staged = self._stage_reset(prefix, state, kept, empty=empty, created=created)
+            staged = self._stage_reset(prefix, state, kept, empty=empty, scratch=scratch)
             settled = self._settle(staged)
         except JAVA_ERRORS as error:  # nothing was sent
             settled = error
@@ -342,14 +343,13 @@ class IcebergCommitter:
         if settled is None:
             table.look()
             return Done()
-        for path in created:
-            table.spec.io.delete(path)
+        scratch.delete()
         if java_class(settled) in ("ValidationException", "CommitFailedException"):
             return Refused(java_message(settled), again="send")
         raise table_error(table.name, settled) from None
 
     def _stage_reset(
-        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool, created: list[str]
+        self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool, scratch: Scratch
     ) -> _Staged:
         table = self._table
         transaction = table.java.newTransaction()
@@ -357,7 +357,7 @@ class IcebergCommitter:
         check_idle(table, prefix, state)
         base = table.snapshot_id()
         if base is not None:
-            mark = self._file_without_rows(created)
+            mark = self._file_without_rows(scratch)
             fence = transaction.newRowDelta().addRows(mark).validateFromSnapshot(base)
             fence = fence.conflictDetectionFilter(self._everything)
             fence.validateNoConflictingDataFiles().validateNoConflictingDeleteFiles().commit()
@@ -378,14 +378,14 @@ class IcebergCommitter:
             return _Staged(transaction, base, number, 0, f"{prefix}.position", "", None)
         return _Staged(transaction, base, number, 0, f"{prefix}.{forgotten[0]}", None, state[forgotten[0]])
 
-    def _file_without_rows(self, created: list[str]) -> JavaObject:
-        """:param created: its path is added to it."""
+    def _file_without_rows(self, scratch: Scratch) -> JavaObject:
+        """:param scratch: gets it."""
         table, spec = self._table, self._table.spec
         content = pa.BufferOutputStream()
         pq.write_table(spec.arrow_schema.empty_table(), content)
         found = content.getvalue()
         path = spec.locations.new_data_location(f"reset-{uuid4()}.parquet")
-        created.append(path)
+        scratch.add(path)
         with spec.io.new_output(path).create() as stream:
             stream.write(found)
         builder = table.iceberg.DataFiles.builder(table.java.spec()).withPath(path).withFormat("PARQUET")

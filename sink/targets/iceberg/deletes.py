@@ -9,6 +9,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters.content import DataFile
 from deltawriters.old_rows import DeletedRows, FoundRows
+from deltawriters.scratch import Scratch
 from sink.spark.deletes import unite_deletes
 from sink.targets.iceberg.position_deletes import write_position_deletes
 from sink.targets.iceberg.uniting import write_vectors
@@ -27,7 +28,7 @@ def write_deletes(
     rows: DeletedRows,
     known: Callable[[str], Mapping[str, Any] | None],
     parquet_deletes: Mapping[str, Sequence[str]],
-    created: list[str],
+    scratch: Scratch,
 ) -> WrittenDeletes:
     """See `Table.delete_rows`.
 
@@ -39,7 +40,7 @@ def write_deletes(
     if table.format_version < 3:
         nothing = dict.fromkeys(rows.found)  # delete files come beside those that there are
         write = functools.partial(write_position_deletes, name)
-        files = unite_deletes(spark, table_name, table, rows, nothing, _cost_by_position, write, created)
+        files = unite_deletes(spark, table_name, table, rows, nothing, _cost_by_position, write, scratch)
         return WrittenDeletes(
             [json.dumps(file.description) for file in files],
             bytes=sum(file.size_in_bytes for file in files),
@@ -50,7 +51,7 @@ def write_deletes(
         for path, found in rows.found.items()
     }
     write_new = functools.partial(write_vectors, name)
-    new = unite_deletes(spark, table_name, table, rows, known_files, _cost_of_vector, write_new, created)
+    new = unite_deletes(spark, table_name, table, rows, known_files, _cost_of_vector, write_new, scratch)
     vectors = {vector["referenced-data-file"]: vector for vector in new}
     return WrittenDeletes(
         [json.dumps(vector) for vector in new],

@@ -22,6 +22,7 @@ from deltawriters.deletes import FLUSH_THRESHOLD, Deletes
 from deltawriters.old_rows import DeleteGroup
 from deltawriters.parquet import ParquetFileWriter
 from deltawriters.resolve import delete_rows
+from deltawriters.scratch import Scratch
 from deltawriters.table import FileFactory, TableSpec
 from deltawriters.vectors import bitmap, positions_of
 from sink.targets.iceberg.column_metrics import metrics_of
@@ -154,18 +155,18 @@ class PositionDeletes(Deletes):
 
 
 def write_position_deletes(
-    name: str, table: TableSpec, group: DeleteGroup[None], created: list[str]
+    name: str, table: TableSpec, group: DeleteGroup[None], scratch: Scratch
 ) -> list[ContentFile]:
     """Write the position delete files of a group of data files (v2).
 
     :param name: beginning of the files' names.
-    :param created: the path of each file is added to it, also after an error.
+    :param scratch: gets the files, also after an error.
     :raises CorruptIndexError: see `DeletedRows.positions`.
     """
     # several tasks write such files for a commit, and Spark may run a task twice
     task = TaskId(0, 0, f"{name}-{uuid4().hex}-deletes")
     old = (OldRows(file, positions_of(deleted)) for file, deleted in group.rows.positions())
-    return delete_rows(table, task, old, created)
+    return delete_rows(table, task, old, scratch)
 
 
 def read_position_deletes(io: FileIO, path: str) -> tuple[list[str], Ints, Ints]:

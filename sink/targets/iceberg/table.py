@@ -140,7 +140,7 @@ class IcebergTable(JavaTable):
         parquet_deletes: Mapping[str, Sequence[str]],
         scratch: Scratch,
     ) -> WrittenDeletes:
-        return write_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, scratch.paths)
+        return write_deletes(self.spark, self.name, self.spec, name, rows, known, parquet_deletes, scratch)
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
         return touched_files(self, paths)
@@ -153,9 +153,7 @@ class IcebergTable(JavaTable):
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: DeletedRows, scratch: Scratch
     ) -> tuple[Sequence[str], WrittenDeletes]:
-        written = write_deletes(
-            self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, scratch.paths
-        )
+        written = write_deletes(self.spark, self.name, self.spec, f"{name}-carried", rows, lambda _: None, {}, scratch)
         return files, written
 
     def upkeep(self) -> IcebergUpkeep:

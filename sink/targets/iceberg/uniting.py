@@ -7,18 +7,19 @@ from uuid import uuid4
 
 from deltawriters.content import DataFile, Partition
 from deltawriters.old_rows import DeleteGroup
+from deltawriters.scratch import Scratch
 from deltawriters.uniting import unite
 from sink.targets.iceberg.puffin import write_deletion_vectors
 from sink.targets.iceberg.writers import IcebergTableSpec
 
 
 def write_vectors(
-    name: str, table: IcebergTableSpec, group: DeleteGroup[DataFile], created: list[str]
+    name: str, table: IcebergTableSpec, group: DeleteGroup[DataFile], scratch: Scratch
 ) -> list[Mapping[str, Any]]:
     """Write the new vectors of a group into one Puffin file. Returns them as `ContentFileParser` JSON.
 
     :param name: beginning of the file's name.
-    :param created: the path of the file is added to it before the file is written.
+    :param scratch: gets the file.
     :raises LostVectorError: see `unite`.
     :raises CorruptIndexError: see `unite`.
     """
@@ -30,5 +31,5 @@ def write_vectors(
         return []
     # several tasks write such files for a commit, and Spark may run a task twice
     puffin = table.locations.new_data_location(f"{name}-{uuid4().hex}-deletes.puffin", None)
-    created.append(puffin)
+    scratch.add(puffin)
     return [vector.description for vector in write_deletion_vectors(table.io, puffin, vectors)]
