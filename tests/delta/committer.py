@@ -13,7 +13,8 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
-from sink.targets.delta.log import CommitRefusedError, DeltaLog, Proposal
+from sink.targets.delta.actions import Proposal
+from sink.targets.delta.log import CommitRefusedError, DeltaLog
 from tests.stack.jars import delta_jars
 
 ROUNDS = ("txn", "domain", "add") * 4

@@ -26,9 +26,9 @@ from py4j.java_gateway import JavaObject
 from pyspark.sql import DataFrame, SparkSession
 
 from sink.spark.versions import to_arrow
+from sink.targets.delta.actions import Proposal
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.log import DeltaLog as SinkLog
-from sink.targets.delta.log import Proposal
 from sink.targets.locations import in_one_form
 from tests.delta.log_model import DeltaLog
 from tests.delta.readers import NAMES, READERS, Rows, plain

@@ -23,14 +23,8 @@ from pyspark.sql import types as T
 
 from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryError
 from sink.targets.delta import log as module
-from sink.targets.delta.log import (
-    CommitRefusedError,
-    DeltaLog,
-    LogGapError,
-    Proposal,
-    check_removes,
-    decoded,
-)
+from sink.targets.delta.actions import Proposal, check_removes, decoded
+from sink.targets.delta.log import CommitRefusedError, DeltaLog, LogGapError
 from sink.targets.values import CommitUnknownError
 from tests.delta.committer import ROUNDS
 
@@ -122,7 +116,7 @@ class Interrupted(DeltaLog):
         self.before()
         version = super()._send(transaction, actions, operation) if self.is_sent else -1
         if not self.is_answered:
-            self._jvm.java.nio.file.Files.readString(self._jvm.java.nio.file.Path.of("/lost", None))
+            self._scala.jvm.java.nio.file.Files.readString(self._scala.jvm.java.nio.file.Path.of("/lost", None))
         return version
 
 

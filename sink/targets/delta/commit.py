@@ -12,8 +12,9 @@ from typing import Any
 
 from deltawriters.keyindex.versions import IndexLostError
 from sink.errors import RowdeltaError
+from sink.targets.delta.actions import Commit, Proposal, decoded
 from sink.targets.delta.live_files import Add
-from sink.targets.delta.log import Commit, CommitRefusedError, Proposal, decoded
+from sink.targets.delta.log import CommitRefusedError
 from sink.targets.delta.new_vectors import remove_of
 from sink.targets.delta.state import DeltaState
 from sink.targets.delta.tags import DELETED_AT, POSITION, SCHEMA, VECTOR, WRITER, schema_tag

@@ -11,8 +11,8 @@ from typing import Any
 from sink.errors import TableError
 from sink.sources.source import Position
 from sink.targets import history
+from sink.targets.delta.actions import CLONE, RESTORE, Commit, decoded, made_and_taken_back
 from sink.targets.delta.live_files import file_actions
-from sink.targets.delta.log import CLONE, RESTORE, Commit, decoded, made_and_taken_back
 from sink.targets.delta.state import DeltaState
 from sink.targets.history import History, moved_by, shown_counts
 from sink.targets.notes import ROWS, SINK_ID

@@ -5,7 +5,8 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 from urllib.parse import unquote
 
-from sink.targets.delta.log import Commit, DeltaLog
+from sink.targets.delta.actions import Commit
+from sink.targets.delta.log import DeltaLog
 
 Add = Mapping[str, Any]
 """The content of an `add` action."""

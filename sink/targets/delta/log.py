@@ -1,8 +1,8 @@
 """The transaction log of a Delta table: what is in it, and how something gets into it.
 
-This is the only module that knows the classes of delta-spark, by py4j. It was tried with 3.3.3 (Spark 3.5) and 4.4.0
-(Spark 4.0 and 4.1). To the rest of the sink a log is versions, and a version is a list of actions as Delta's protocol
-writes them (PROTOCOL.md, "Actions"): `{"add": {…}}`, `{"remove": {…}}`, `{"txn": {…}}`, `{"domainMetadata": {…}}`.
+This module, with `scala`, is the only one that knows the classes of delta-spark, by py4j. It was tried with 3.3.3
+(Spark 3.5) and 4.4.0 (Spark 4.0 and 4.1). To the rest of the sink a log is versions, and a version is a list of actions
+(`sink.targets.delta.actions`): `{"add": {…}}`, `{"remove": {…}}`, `{"txn": {…}}`, `{"domainMetadata": {…}}`.
 
     log = DeltaLog(spark, "s3a://lake/shop/orders")
     snapshot = log.refresh()
@@ -22,9 +22,8 @@ from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from functools import cached_property
 from typing import Any, NoReturn
-from urllib.parse import unquote
 
-from py4j.java_gateway import JavaObject, is_instance_of
+from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -32,20 +31,12 @@ from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sink.errors import ConfigError, RolledBackError, RowdeltaError, TableError, TableGoneError, TemporaryError
 from sink.spark.expressions import quoted
-from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
+from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.targets.delta.actions import ACTIONS, Commit, Metadata, Proposal, Protocol, check_removes
+from sink.targets.delta.scala import DELTA, Scala
 from sink.targets.locations import in_pattern
 from sink.targets.values import CommitUnknownError
 
-_DELTA = "org.apache.spark.sql.delta"
-_ACTIONS = {
-    "add": "AddFile",
-    "remove": "RemoveFile",
-    "cdc": "AddCDCFile",
-    "txn": "SetTransaction",
-    "domainMetadata": "DomainMetadata",
-}
-"""Actions that a commit may have, and Delta's classes of them. They are in the order in which Delta writes them."""
-_OPERATION = "rowdelta-operation"
 _MOST_READ = 100
 """So many commits are read one by one to learn what they changed; with more, Delta reads them in parallel."""
 _LOOKS = 5
@@ -77,90 +68,6 @@ class CommitRefusedError(Exception):
 
 class LogGapError(TableError):
     """A file in the middle of the log is missing."""
-
-
-@dataclass(frozen=True)
-class Metadata:
-    """The table's `metaData` action.
-
-    :param table_id: it changes when the table is replaced, or dropped and created again.
-    :param schema: Spark's JSON of a `StructType`.
-    :param partition_columns: names in their order.
-    :param configuration: the table's properties.
-    """
-
-    table_id: str
-    schema: str
-    partition_columns: tuple[str, ...]
-    configuration: Mapping[str, str]
-
-
-@dataclass(frozen=True)
-class Protocol:
-    """The table's `protocol` action. The features are empty below versions 3 (reader) and 7 (writer)."""
-
-    reader_version: int
-    writer_version: int
-    reader_features: frozenset[str]
-    writer_features: frozenset[str]
-
-
-@dataclass(frozen=True)
-class Commit:
-    """One version of the log.
-
-    :param actions: all its actions but `commitInfo`, each an object with one entry.
-    :param info: the content of `commitInfo`, with `operation`, `operationParameters`, `operationMetrics`, `timestamp`
-        (milliseconds). It is empty if a writer left it out.
-    """
-
-    version: int
-    actions: Sequence[Mapping[str, Any]]
-    info: Mapping[str, Any]
-
-    @property
-    def operation_id(self) -> str | None:
-        """`Proposal.operation`, if one of our commits made this version."""
-        return self.notes.get(_OPERATION)
-
-    @property
-    def notes(self) -> Mapping[str, str]:
-        """`Proposal.notes` and the operation, if one of our commits made this version."""
-        try:
-            found = json.loads(self.info.get("userMetadata") or "{}")
-        except ValueError:
-            return {}
-        return found if isinstance(found, dict) and _OPERATION in found else {}
-
-
-@dataclass(frozen=True)
-class Proposal:
-    """What one commit shall change. Plain values only.
-
-    :param actions: `add`, `remove`, `cdc`, `txn` and `domainMetadata` actions.
-    :param base_version: the version that the actions were made for. The commit is refused on another one.
-    :param live: the files that were live there, by decoded path (`decoded`), each the content of its `add`. At least
-        those that the actions name have to be in it.
-    :param app_id: the `txn` that the commit continues. It is refused if another commit has written it since.
-    :param operation: id of this attempt, which the commit has (`Commit.operation_id`).
-    :param epoch: number of the micro-batch, for people (`DESCRIBE HISTORY`).
-    :param metrics: numbers that `DESCRIBE HISTORY` shows as `operationMetrics`.
-    :param notes: what the table's history says of the commit, in its `userMetadata`.
-    """
-
-    actions: Sequence[Mapping[str, Any]]
-    base_version: int
-    live: Mapping[str, Mapping[str, Any]]
-    app_id: str
-    operation: str
-    epoch: int = 0
-    metrics: Mapping[str, int] = field(default_factory=dict)
-    notes: Mapping[str, str] = field(default_factory=dict)
-
-    @property
-    def user_metadata(self) -> str:
-        """What the commit's `userMetadata` says, by which it is found again."""
-        return json.dumps({_OPERATION: self.operation, **self.notes})
 
 
 @dataclass(frozen=True)
@@ -243,29 +150,18 @@ class DeltaLog:
         self._known: _State | None = None
         self._checkpoint_version = 0
         self._metrics: dict[str, JavaObject] = {}
-        jvm: Any = spark._jvm
-        self._jvm = jvm
-        self._none = jvm.scala.Option.empty()
-        # Each step of a name such as `a.b.c` is a call to the JVM, so classes are looked up once.
-        self._path = jvm.org.apache.hadoop.fs.Path
-        self._array_list = jvm.java.util.ArrayList
-        self._hash_map = jvm.java.util.HashMap
-        self._python_utils = jvm.PythonUtils
-        self._some = jvm.scala.Option.apply
-        self._update_mode = jvm.org.apache.spark.sql.streaming.OutputMode.Update()
-        self._sql_metrics = jvm.org.apache.spark.sql.execution.metric.SQLMetrics
+        self._scala = scala = Scala(spark)
         with self.translated():
+            self._path = scala.jvm.org.apache.hadoop.fs.Path
+            self._update_mode = scala.jvm.org.apache.spark.sql.streaming.OutputMode.Update()
+            self._sql_metrics = scala.jvm.org.apache.spark.sql.execution.metric.SQLMetrics
             # Delta keeps one for each table and each set of such options
-            options = self._hash_map()
-            if apart:
-                options.put("fs.rowdelta.apart", "true")
-            of_table = self._path(path), self._python_utils.toScalaMap(options)
-            self._java = getattr(jvm, f"{_DELTA}.DeltaLog").forTable(spark._jsparkSession, *of_table)
-            self._streaming_update = getattr(jvm, f"{_DELTA}.DeltaOperations$StreamingUpdate")
-            self._mapper = self._object("util.JsonUtils").mapper()
-            self._checkpoint_hook = self._scala_set(self._object("hooks.CheckpointHook"))
+            options = scala.map_of({"fs.rowdelta.apart": "true"} if apart else {})
+            self._java = scala.type("DeltaLog").forTable(spark._jsparkSession, self._path(path), options)
+            self._streaming_update = scala.type("DeltaOperations$StreamingUpdate")
+            self._checkpoint_hook = scala.set_of(scala.object("hooks.CheckpointHook"))
         self._log_path = str(self._java.logPath().toString())
-        self._types = {name: self._list_type(f"{_DELTA}.actions.{java}") for name, java in _ACTIONS.items()}
+        self._types = {name: scala.list_type(f"{DELTA}.actions.{java}", self._java) for name, java in ACTIONS.items()}
 
     # -- what is there
 
@@ -326,7 +222,7 @@ class DeltaLog:
         """Delta lists the log, which takes longer for each version that is kept: 0.1 s for 2,600 files on a local disk.
         Most stores have only such lists.
         """
-        return self._java.update(False, self._none, self._none)
+        return self._java.update(False, self._scala.none, self._scala.none)
 
     def _known_to_delta(self) -> JavaObject:
         """The newest version that Delta knows in this JVM."""
@@ -397,7 +293,7 @@ class DeltaLog:
         commit = self._commit_at(version)
         if commit is None or not commit.info or commit.info.get("txnId") == known:
             return  # without a `commitInfo`, which a setting leaves out, nothing tells
-        self._object("DeltaLog").invalidateCache(self._spark._jsparkSession, self._path(self.path))
+        self._scala.object("DeltaLog").invalidateCache(self._spark._jsparkSession, self._path(self.path))
         self._replaced = (
             f"{self.path}: another driver has written version {version} of _delta_log in the same moment as it was "
             "written before, and replaced it. The sink goes on from the position that the table has now. The store "
@@ -435,11 +331,11 @@ class DeltaLog:
             return self._latest
         with self.translated():
             try:
-                java = self._java.getSnapshotAt(version, self._none, self._none, False)
+                java = self._java.getSnapshotAt(version, self._scala.none, self._scala.none, False)
             except Py4JJavaError:
                 raise
             except Py4JError:  # before Delta 4.1 it has three parameters
-                java = self._java.getSnapshotAt(version, self._none, self._none)
+                java = self._java.getSnapshotAt(version, self._scala.none, self._scala.none)
             return self._snapshot(java, version)
 
     def live_files(self, version: int) -> list[dict[str, Any]]:
@@ -463,8 +359,8 @@ class DeltaLog:
             self._known = known.after(commits)
             return self._known
         with self.translated():
-            domains = json.loads(self._mapper.writeValueAsString(snapshot.java.domainMetadata()))
-            transactions = json.loads(self._mapper.writeValueAsString(snapshot.java.transactions()))
+            domains = json.loads(self._scala.mapper.writeValueAsString(snapshot.java.domainMetadata()))
+            transactions = json.loads(self._scala.mapper.writeValueAsString(snapshot.java.transactions()))
         found = _State(snapshot.version, {d["domain"]: d["configuration"] for d in domains}, transactions)
         if known is None or known.version < found.version:
             self._known = found
@@ -479,9 +375,9 @@ class DeltaLog:
         """
         snapshot = self.snapshot_at(version)
         with self.translated():
-            files = self._array_list()
-            files.addAll(self._mapper.readValue(json.dumps(list(adds)), self._types["add"]))
-            arguments = [snapshot.java, self._python_utils.toSeq(files), False, self._none]
+            files = self._scala.array_list()
+            files.addAll(self._scala.mapper.readValue(json.dumps(list(adds)), self._types["add"]))
+            arguments = [snapshot.java, self._scala.to_seq(files), False, self._scala.none]
             frame = self._java.createDataFrame(*arguments)
         return DataFrame(frame, self._spark)
 
@@ -595,9 +491,9 @@ class DeltaLog:
         """
         with self.translated():
             history = self._java.history()
-            time_stamp = self._jvm.java.sql.Timestamp(timestamp_ms)
+            time_stamp = self._scala.jvm.java.sql.Timestamp(timestamp_ms)
             try:
-                found = history.getActiveCommitAtTime(time_stamp, self._none, True, True, False)
+                found = history.getActiveCommitAtTime(time_stamp, self._scala.none, True, True, False)
             except Py4JJavaError:
                 raise
             except Py4JError:  # Delta 3 has no parameter for the catalog's table
@@ -617,7 +513,7 @@ class DeltaLog:
         :raises CommitUnknownError: look whether it `exists`.
         """
         with self.translated():
-            transaction = self._java.startTransaction(self._none, self._none)
+            transaction = self._java.startTransaction(self._scala.none, self._scala.none)
             if int(transaction.readVersion()) >= 0:
                 return False
             self.check_no_other_files()
@@ -629,11 +525,11 @@ class DeltaLog:
                 "configuration": dict(properties or {}),
                 "createdTime": time.time_ns() // 1_000_000,
             }
-            transaction.updateMetadata(self._action({"metaData": metadata}), False)
-            create_table = getattr(self._jvm, f"{_DELTA}.DeltaOperations$CreateTable")
-            operation = create_table(transaction.metadata(), False, False, self._none)
+            transaction.updateMetadata(self._scala.action({"metaData": metadata}), False)
+            create_table = self._scala.type("DeltaOperations$CreateTable")
+            operation = create_table(transaction.metadata(), False, False, self._scala.none)
         try:
-            self._commit(transaction, -1, self._array_list(), operation)
+            self._commit(transaction, -1, self._scala.array_list(), operation)
         except CommitRefusedError:
             return False
         return True
@@ -671,16 +567,16 @@ class DeltaLog:
             # `txnVersion` says the same to Delta, but replays the whole log to answer, which takes a second.
             getattr(transaction.readTxn(), "$plus$eq")(proposal.app_id)
             transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
-            actions = self._array_list()
+            actions = self._scala.array_list()
             for name, java_type in self._types.items():
                 some = [action[name] for action in proposal.actions if name in action]
                 if some:
-                    actions.addAll(self._mapper.readValue(json.dumps(some), java_type))
+                    actions.addAll(self._scala.mapper.readValue(json.dumps(some), java_type))
             operation = self._streaming_update(
                 self._update_mode,
                 proposal.app_id,
                 proposal.epoch,
-                self._some(proposal.user_metadata),
+                self._scala.some(proposal.user_metadata),
             )
             if proposal.metrics:
                 self._measure(transaction, operation, proposal.metrics)
@@ -710,16 +606,16 @@ class DeltaLog:
             if schema is not None:
                 metadata["schemaString"] = self._evolved(transaction, metadata, schema)
             metadata["configuration"] = {**metadata.get("configuration", {}), **(properties or {})}
-            transaction.updateMetadata(self._action({"metaData": metadata}), False)
+            transaction.updateMetadata(self._scala.action({"metaData": metadata}), False)
             transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
-            operations = f"{_DELTA}.DeltaOperations$"
+            operations = f"{DELTA}.DeltaOperations$"
             if schema is not None:
-                update = getattr(self._jvm, f"{operations}UpdateSchema")
+                update = getattr(self._scala.jvm, f"{operations}UpdateSchema")
                 operation = update(old.schema(), transaction.metadata().schema())
             else:
-                set_properties = getattr(self._jvm, f"{operations}SetTableProperties")
-                operation = set_properties(self._scala_map(properties or {}))
-        return self._commit(transaction, base_version, self._array_list(), operation)
+                set_properties = getattr(self._scala.jvm, f"{operations}SetTableProperties")
+                operation = set_properties(self._scala.map_of(properties or {}))
+        return self._commit(transaction, base_version, self._scala.array_list(), operation)
 
     def _evolved(self, transaction: JavaObject, metadata: Mapping[str, Any], schema: StructType) -> str:
         """The new schema's JSON, with what type widening has to note in it (PROTOCOL.md, "Type Change Metadata")."""
@@ -730,14 +626,14 @@ class DeltaLog:
         described = ", ".join(f"{name}: {old.simpleString()} to {new.simpleString()}" for name, old, new in changes)
         if metadata.get("configuration", {}).get("delta.enableTypeWidening", "false").lower() != "true":
             raise ValueError(f"{self.path}: types change without delta.enableTypeWidening ({described})")
-        parse = self._jvm.org.apache.spark.sql.types.DataType.fromJson
-        widening = self._object("TypeWidening")
+        parse = self._scala.jvm.org.apache.spark.sql.types.DataType.fromJson
+        widening = self._scala.object("TypeWidening")
         for _, old, new in changes:
             nested = isinstance(old, _NESTED) or isinstance(new, _NESTED)
             if nested or not widening.isTypeChangeSupported(parse(old.json()), parse(new.json())):
                 # Delta itself would write it down without a note, and not be able to read the files any more.
                 raise TableError(f"{self.path}: this Delta Lake can't widen these types ({described})")
-        noted = self._object("TypeWideningMetadata").addTypeWideningMetadata(
+        noted = self._scala.object("TypeWideningMetadata").addTypeWideningMetadata(
             transaction, parse(schema.json()), parse(metadata["schemaString"])
         )
         return str(noted.json())
@@ -756,7 +652,7 @@ class DeltaLog:
         for name, value in (("minFileSize", below), ("maxFileSize", target), ("maxDeletedRowsRatio", 1.0)):
             own.conf.set(f"spark.databricks.delta.optimize.{name}", str(value))
         with self.translated():
-            table = self._jvm.io.delta.tables.DeltaTable.forPath(own._jsparkSession, self.path)
+            table = self._scala.jvm.io.delta.tables.DeltaTable.forPath(own._jsparkSession, self.path)
             optimizing = table.optimize() if where is None else table.optimize().where(where)
             metrics = DataFrame(optimizing.executeCompaction(), own).collect()[0]["metrics"]
         return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]), int(metrics["filesRemoved"]["totalSize"])
@@ -779,7 +675,7 @@ class DeltaLog:
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
-            deltalog = getattr(self._jvm, f"{_DELTA}.DeltaLog")
+            deltalog = self._scala.type("DeltaLog")
             return timedelta(milliseconds=int(deltalog.tombstoneRetentionMillis(snapshot.java.metadata())))
 
     def delete_equal(self, rows: DataFrame, columns: Sequence[str]) -> CommitRefusedError | None:
@@ -792,10 +688,10 @@ class DeltaLog:
         same = " AND ".join(f"kept.{quoted(name)} <=> removed.{quoted(name)}" for name in columns)
         removed = rows.select(*map(quoted, columns)).distinct().alias("removed")
         try:
-            table = self._jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
+            table = self._scala.jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
             getattr(table, "as")("kept").merge(removed._jdf, same).whenMatched().delete().execute()
         except JAVA_ERRORS as error:
-            if self._is(error, "java.util.ConcurrentModificationException"):
+            if self._scala.is_a(error, "java.util.ConcurrentModificationException"):
                 return CommitRefusedError(java_class(error), java_message(error))
             raise self._error(error) from None
         return None
@@ -826,7 +722,7 @@ class DeltaLog:
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
-            self._java.checkpoint(snapshot.java, self._none)
+            self._java.checkpoint(snapshot.java, self._scala.none)
             snapshot.java.uncache()
         self._checkpoint_version = self.last_checkpoint.get("version", -1)
         return self._checkpoint_version >= snapshot.version
@@ -845,7 +741,9 @@ class DeltaLog:
     def _start(self, base_version: int) -> JavaObject:
         java = self._known_to_delta()
         is_known = int(java.version()) == base_version and self._is_newest(java)
-        transaction = self._java.startTransaction(self._none, self._some(java) if is_known else self._none)
+        transaction = self._java.startTransaction(
+            self._scala.none, self._scala.some(java) if is_known else self._scala.none
+        )
         version = int(transaction.readVersion())
         if version < 0:
             self._refuse_missing()
@@ -859,7 +757,7 @@ class DeltaLog:
     def _commit(self, transaction: JavaObject, base_version: int, actions: JavaObject, operation: JavaObject) -> int:
         identity = str(transaction.txnId())
         try:
-            version = self._send(transaction, self._python_utils.toSeq(actions), operation)
+            version = self._send(transaction, self._scala.to_seq(actions), operation)
         except JAVA_ERRORS as error:
             refusal = error
         else:
@@ -876,9 +774,9 @@ class DeltaLog:
                 continue
             if found is not None:
                 return found
-            if self._is(refusal, "java.util.ConcurrentModificationException"):
+            if self._scala.is_a(refusal, "java.util.ConcurrentModificationException"):
                 raise CommitRefusedError(java_class(refusal), java_message(refusal)) from None
-            if self._is_check(refusal):
+            if self._scala.is_check(refusal):
                 raise self._error(refusal) from None
             break
         raise CommitUnknownError(
@@ -890,13 +788,13 @@ class DeltaLog:
         return int(transaction.commit(actions, operation))
 
     def _measure(self, transaction: JavaObject, operation: JavaObject, metrics: Mapping[str, int]) -> None:
-        values = self._hash_map()
+        values = self._scala.hash_map()
         for name, value in metrics.items():
             if name not in self._metrics:
                 self._metrics[name] = self._sql_metrics.createMetric(self._spark.sparkContext._jsc.sc(), name)
             self._metrics[name].set(value)
             values.put(name, self._metrics[name])
-        scala_values = self._python_utils.toScalaMap(values)
+        scala_values = self._scala.to_map(values)
         transaction.registerSQLMetrics(self._spark._jsparkSession, scala_values)
         # Delta shows four metrics of a streaming update and drops others, so the operation is told to show ours. If a
         # later JVM forbids it, these four are left.
@@ -904,39 +802,6 @@ class DeltaLog:
             shown = operation.getClass().getDeclaredField("operationMetrics")
             shown.setAccessible(True)
             shown.set(operation, scala_values.keySet())
-
-    # -- Scala by py4j
-
-    def _object(self, name: str) -> JavaObject:
-        return getattr(getattr(self._jvm, f"{_DELTA}.{name}$"), "MODULE$")
-
-    def _action(self, action: Mapping[str, Any]) -> JavaObject:
-        return self._object("actions.Action").fromJson(json.dumps(action))
-
-    def _scala_set(self, element: JavaObject) -> JavaObject:
-        """A Scala set is also the function that says whether something is in it."""
-        empty = getattr(getattr(self._jvm, "scala.collection.immutable.Set$"), "MODULE$").empty()
-        return getattr(empty, "$plus")(element)
-
-    def _scala_map(self, entries: Mapping[str, str]) -> JavaObject:
-        values = self._hash_map()
-        for key, value in entries.items():
-            values.put(key, value)
-        return self._python_utils.toScalaMap(values)
-
-    def _list_type(self, element: str) -> JavaObject:
-        """Jackson's type of a list. Reading a whole list takes one call, where `Action.fromJson` takes one a file."""
-        loader = self._java.getClass().getClassLoader()
-        element_class = self._jvm.java.lang.Class.forName(element, True, loader)
-        return self._mapper.getTypeFactory().constructCollectionType(self._array_list().getClass(), element_class)
-
-    def _is(self, error: Exception, java_type: str) -> bool:
-        return bool(is_instance_of(self._spark.sparkContext._gateway, java_exception(error), java_type))
-
-    def _is_check(self, error: Exception) -> bool:
-        """Whether Delta refuses what it was asked for. It does so before it writes anything."""
-        kinds = (f"{_DELTA}.DeltaThrowable", "org.apache.spark.sql.AnalysisException")
-        return any(self._is(error, kind) for kind in kinds)
 
     @contextmanager
     def translated(self, *, missing: bool = False) -> Iterator[None]:
@@ -966,57 +831,9 @@ class DeltaLog:
             )
         if any(code in message for code in _BROKEN_LOG):
             return LogGapError(f"{self.path}: the log in _delta_log is damaged ({message}). Restore its files.")
-        if self._is_check(error):
+        if self._scala.is_check(error):
             return TableError(f"{self.path}: Delta refuses it ({name}: {message})")
         return TemporaryError(f"{self.path}: {name}: {message}")
-
-
-def decoded(path: str) -> str:
-    """A path as in `add.path`, whose percent-encoding differs between writers, in the form that can be compared."""
-    return unquote(path)
-
-
-def check_removes(actions: Sequence[Mapping[str, Any]], live: Mapping[str, Mapping[str, Any]]) -> None:
-    """Check what Delta doesn't: a `remove` that doesn't name the live deletion vector is accepted, and then both files
-    are live, and their rows are doubled (PROTOCOL.md, "Action Reconciliation": a file is its path and its vector).
-
-    :param actions: of a commit.
-    :param live: content of the `add` of each live file, by decoded path.
-    :raises ValueError: an action isn't possible on these files.
-    """
-    removed: set[str] = set()
-    for action in actions:
-        if len(action) != 1 or not _ACTIONS.keys() & action.keys():
-            raise ValueError(f"not an action that a commit may have: {sorted(action)}")
-        if "remove" not in action:
-            continue
-        path = decoded(action["remove"]["path"])
-        if path not in live:
-            raise ValueError(f"remove of {path}, which isn't live")
-        if path in removed:
-            raise ValueError(f"two removes of {path}")
-        named, vector = _vector(action["remove"]), _vector(live[path])
-        if named != vector:
-            raise ValueError(f"remove of {path} with the deletion vector {named}, but the live one is {vector}")
-        removed.add(path)
-    added: set[str] = set()
-    for action in actions:
-        if "add" not in action:
-            continue
-        path = decoded(action["add"]["path"])
-        if path in live and path not in removed:
-            raise ValueError(f"add of {path}, which is live, without its remove")
-        if path in live and _vector(action["add"]) == _vector(live[path]):
-            raise ValueError(f"add and remove of {path} with the same deletion vector {_vector(live[path])}")
-        if path in added:
-            raise ValueError(f"two adds of {path}")
-        added.add(path)
-
-
-def _vector(file: Mapping[str, Any]) -> tuple[Any, ...] | None:
-    """What tells a file's deletion vectors apart (PROTOCOL.md, "Deletion Vector Descriptor Schema", `uniqueId`)."""
-    vector = file.get("deletionVector")
-    return None if not vector else (vector["storageType"], vector["pathOrInlineDv"], vector.get("offset"))
 
 
 def _type_changes(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, DataType, DataType]]:
@@ -1034,24 +851,3 @@ def _type_changes(old: DataType, new: DataType, name: str) -> Iterator[tuple[str
         yield from _type_changes(old.valueType, new.valueType, f"{name}.value")
     elif old != new:
         yield name, old, new
-
-
-RESTORE = "RESTORE"
-
-
-CLONE = "CLONE"
-
-
-def made_and_taken_back(commits: Iterable[Commit], operation: str) -> tuple[int | None, Commit | None]:
-    """The version that an operation made, and the last RESTORE or CLONE that followed it. A RESTORE takes neither
-    domains nor `txn` back, and a CLONE keeps the table's.
-
-    :param commits: the oldest first.
-    """
-    made, restored = None, None
-    for commit in commits:
-        if commit.operation_id == operation:
-            made, restored = commit.version, None
-        elif commit.info.get("operation") in (RESTORE, CLONE):
-            restored = commit
-    return made, restored

@@ -20,8 +20,9 @@ from pyspark.sql import types as T
 from changelog.amounts import amounts
 from changelog.spec import ColumnSpec
 from sink.errors import TableError
+from sink.targets.delta.actions import CLONE, Commit, made_and_taken_back
 from sink.targets.delta.live_files import LiveFiles, full
-from sink.targets.delta.log import CLONE, Commit, DeltaLog, Snapshot, made_and_taken_back
+from sink.targets.delta.log import DeltaLog, Snapshot
 from sink.targets.delta.table_properties import PROPERTIES, check_columns, check_protocol, check_required
 from sink.targets.delta.tags import POSITION, VECTOR, WRITER
 from sink.targets.delta.writers import DeltaTableSpec

@@ -15,9 +15,10 @@ from deltawriters.keyindex import IndexedFile
 from deltawriters.old_rows import DeletedRows
 from deltawriters.scratch import Scratch
 from sink.errors import TableError
+from sink.targets.delta.actions import Commit
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.live_files import file_actions
-from sink.targets.delta.log import Commit, CommitRefusedError
+from sink.targets.delta.log import CommitRefusedError
 from sink.targets.delta.new_vectors import live_adds, remove_of, write_deletes
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.reader import DeltaReader
