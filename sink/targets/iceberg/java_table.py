@@ -274,12 +274,12 @@ class JavaTable(Bridge, IcebergState, Table):
         """Whether a data manifest was written under another spec than the current one. Reads only the manifest list,
         and not after commits of this object (`took`).
         """
-        snapshot, spec_id = self.java.currentSnapshot(), self.spec.current_spec_id
-        if snapshot is None or len(self.spec.specs) == 1:
+        snapshot_id, spec_id = self.snapshot_id(), self.spec.current_spec_id
+        if snapshot_id is None or len(self.spec.specs) == 1:
             return False
-        state = int(snapshot.snapshotId()), spec_id
+        state = snapshot_id, spec_id
         if self._other_specs is None or self._other_specs[0] != state:
-            manifests = self.elements(snapshot.dataManifests(self.java.io()))
+            manifests = self.elements(self.java.currentSnapshot().dataManifests(self.java.io()))
             self._other_specs = state, any(int(m.partitionSpecId()) != spec_id for m in manifests)
         return self._other_specs[1]
 
