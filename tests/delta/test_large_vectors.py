@@ -15,11 +15,11 @@ import pyarrow as pa
 import pytest
 from pyspark.sql import SparkSession
 
+from deltawriters.old_rows import DeletedRows
 from sink import plans
 from sink.errors import TableError, TemporaryError
 from sink.spark import deletes as delete_tasks
 from sink.table.keyindex import KeyIndex
-from sink.targets.values import IndexCommit
 from tests.delta.harness import DeltaJob, When, before_commit, crashing
 from tests.delta.test_target import inserts, row
 from tests.sink.harness import damage
@@ -181,16 +181,16 @@ def test_positions_that_are_gone_when_they_are_needed(
     job = DeltaJob(spark, tmp_path)
     two_files(job)
     lost: list[Path] = []
-    original = KeyIndex.prepare
+    original = KeyIndex.deleted_rows
 
-    def prepare(self: KeyIndex, *args: Any, **options: Any) -> IndexCommit:
+    def deleted_rows(self: KeyIndex, *args: Any) -> DeletedRows:
         if not lost:
             lost.extend(job.index_folder.rglob("*-positions"))
             for path in lost:
                 path.unlink()
-        return original(self, *args, **options)
+        return original(self, *args)
 
-    monkeypatch.setattr(KeyIndex, "prepare", prepare)
+    monkeypatch.setattr(KeyIndex, "deleted_rows", deleted_rows)
     changed = list(range(1, 2000, 5))
     job.write([("+U", row(key, "us")) for key in changed])
     before = job.version()
