@@ -234,6 +234,17 @@ def test_pages_about_the_code_name_only_files_that_exist(page: str) -> None:
         assert (ROOT / path).exists(), path
 
 
+def test_the_rules_name_what_is_in_the_files() -> None:
+    """`path`, `name`, `name`; the next path."""
+    text = (ROOT / "docs" / "rules.md").read_text(encoding="utf-8")
+    places = [part for line in text.splitlines() if line[:1] == "|" for part in line.split(" | ")[-1].split(";")]
+    named = [re.findall(r"`([\w/.]+)`", part) for part in places]
+    there = [(path, name) for path, *names in filter(None, named) for name in names if not name.endswith(".py")]
+    assert len(there) > 50
+    missing = [(path, name) for path, name in there if name.split(".")[-1] not in (ROOT / path).read_text("utf-8")]
+    assert missing == []
+
+
 COMPOSE = yaml.safe_load((ROOT / "docker-compose.yml").read_text(encoding="utf-8"))
 STACK = ROOT / "docs" / "examples" / "stack"
 

@@ -1,4 +1,4 @@
-"""What the tasks of a micro-batch wrote: summed up for the commit and the log, and the files that no commit has yet."""
+"""What the tasks of a micro-batch wrote, summed up for the commit and the log."""
 
 import logging
 from collections import Counter

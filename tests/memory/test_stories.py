@@ -249,7 +249,7 @@ def _keep_what_was_written_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
 def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
     original = KeyIndex.prepare
 
-    def prepare(self: KeyIndex, *args: Any, truncated: bool) -> IndexCommit:
+    def prepare(self: KeyIndex, *args: Any, truncates: bool) -> IndexCommit:
         return original(self, *args)
 
     patch.setattr(KeyIndex, "prepare", prepare)
