@@ -37,6 +37,7 @@ from sink.spark.java_errors import message_of
 from sink.spark.versions import to_arrow
 from sink.targets.catalogs import Catalogs
 from sink.targets.notes import SINK_ID
+from sink.targets.retries import Retries
 from sink.targets.seam import Table, TableView
 from sink.targets.values import ChangeSet, Done, Outcome, Refused, StoredPosition
 
@@ -241,6 +242,11 @@ class DeadLetters:
                 self._counts[target] += Counter(bad)
                 self.commits += 1
             return outcome
+
+    def retries(self) -> Retries:
+        """Those of one micro-batch's bad records."""
+        with self._lock:
+            return self._table.retries()
 
     def publish(self, target: str) -> None:
         """Send the target's last bad records to the topic, if they are still unsent. Call this after `commit`, and when

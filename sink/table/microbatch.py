@@ -297,6 +297,7 @@ class TableSink:
         attempt: Attempt | None = pending.attempt
         request: ChangeSet | None = None
         retries, schemas, started = self.table.retries(), 0, 0.0
+        of_letters = self._letters.retries() or retries
         while True:
             try:
                 attempt = attempt or self._attempt(pending.batch)
@@ -311,7 +312,7 @@ class TableSink:
                         outcome = self._send(request)
                     refused = refusal(outcome)
                     if refused is not None:
-                        attempt, request = self._after(refused, attempt, request, retries)
+                        attempt, request = self._after(refused, attempt, request, retries, of_letters)
                 if attempt is not None and request is not None and refused is None:
                     self._see_committed(pending, attempt, request, time.monotonic() - started)
                     return attempt.written
@@ -345,7 +346,7 @@ class TableSink:
         return outcome
 
     def _after(
-        self, refused: Refused, attempt: Attempt, request: ChangeSet | None, retries: Retries
+        self, refused: Refused, attempt: Attempt, request: ChangeSet | None, retries: Retries, of_letters: Retries
     ) -> tuple[Attempt | None, ChangeSet | None]:
         """What is left of an attempt after a refusal, to be sent again. Nothing, if it must be written again.
 
@@ -354,7 +355,7 @@ class TableSink:
         :raises RowdeltaError: another run has committed, the table was rolled back, or there are no more retries.
         """
         if request is None and refused.again == "send":
-            retries.wait(refused)
+            of_letters.wait(refused)
             return attempt, None
         if request is not None:
             again = self._same_files(request, refused, retries) or self._amended(request, attempt, refused, retries)
@@ -412,8 +413,10 @@ class TableSink:
             self._keep()  # the files may belong to the table now
             raise
         except (RowdeltaError, IndexLostError):
-            # after any other error it might be committed, so then the files stay
             self.discard()
+            raise
+        except BaseException:
+            self._keep()  # likewise: such an error says nothing of the commit
             raise
 
     def _keep(self) -> None:

@@ -34,7 +34,7 @@ from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import Mergeable
-from sink.targets.values import Rewrite, refusal
+from sink.targets.values import CommitUnknownError, Rewrite, refusal
 
 log = logging.getLogger("rowdelta")
 
@@ -208,6 +208,8 @@ class MinorCompaction:
             outcome = self._table.commit(
                 Rewrite(self._prefix, operation, new.files, replaced, index, summary, written_for)
             )
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
         except (RowdeltaError, IndexLostError):
             written.delete()
             raise

@@ -22,7 +22,7 @@ from sink.table.keyindex import KeyIndex
 from sink.targets.notes import REWRITE, SINK_ID
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import EqualityDeleted
-from sink.targets.values import IndexCommit, Rewrite, StoredPosition, refusal
+from sink.targets.values import CommitUnknownError, IndexCommit, Rewrite, StoredPosition, refusal
 
 log = logging.getLogger("rowdelta")
 
@@ -133,6 +133,8 @@ class StaleDeletes:
             outcome = self._table.commit(
                 Rewrite(self._prefix, stored.operation, (), handles, index, summary, self._table.layout)
             )
+        except CommitUnknownError:
+            raise  # the files may belong to the table now
         except (IndexLostError, RowdeltaError):
             scratch.delete()
             raise

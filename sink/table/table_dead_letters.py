@@ -9,6 +9,7 @@ from sink.sources.source import Position, Source
 from sink.table.attempt import Attempt
 from sink.table.observer import DeadLettersKept, Observer
 from sink.table.written import Written
+from sink.targets.retries import Retries
 from sink.targets.values import Done, Outcome
 
 log = logging.getLogger("rowdelta")
@@ -44,6 +45,10 @@ class TableDeadLetters:
     def operation(self) -> str | None:
         """The last commit of bad records of the table that is known here."""
         return self._dead_letters.operation(self._target) if self._dead_letters else None
+
+    def retries(self) -> Retries | None:
+        """Those of a micro-batch's bad records. None if none are kept."""
+        return None if self._dead_letters is None else self._dead_letters.retries()
 
     def publish(self) -> None:
         """See `DeadLetters.publish`."""

@@ -34,7 +34,8 @@ from sink.table.microbatch import TableSink
 from sink.table.observer import Committed, Event, RewriteDone, TableOpened
 from sink.table.open_table import OpenTable
 from sink.table.table_dead_letters import TableDeadLetters
-from sink.targets.values import ChangeSet, IndexCommit, TableChanges
+from sink.targets.retries import Retries
+from sink.targets.values import ChangeSet, IndexCommit, Outcome, Refused, TableChanges
 from tests.memory import engine
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played, shrunk
@@ -107,6 +108,30 @@ def test_a_new_dead_letter_before_those_that_are_kept(tmp_path: Path) -> None:
         seed=320965450,
     )
     assert failure(story, tmp_path / "story") is None
+
+
+def test_refused_bad_records_use_up_their_own_retries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Other jobs append to the dead-letter table, while nobody else commits to the target, which has no retries."""
+    updates = [(5, 3, 2), (2, 1, 3), (5, 4, 5), (1, 7, 5)]
+    story = replace(
+        Story.random(320965450),
+        operations=tuple(Operation("update", *update) for update in updates),
+        processes=(Process((4,), (), ()),),
+        mode="upsert",
+    )
+    commit, refused = MemoryTable.commit, list[str]()
+
+    def busy(self: MemoryTable, request: Any) -> Outcome:
+        if self.name.endswith("dead_letters") and len(refused) < 3:
+            refused.append(self.name)
+            return Refused("others append", again="send")
+        return commit(self, request)
+
+    monkeypatch.setattr(MemoryTable, "commit", busy)
+    of_letters, of_target = Retries("letters", 20, 0, 0), Retries("target", 0, 0, 0)
+    monkeypatch.setattr(MemoryTable, "retries", lambda self: of_letters if "dead" in self.name else of_target)
+    assert failure(story, tmp_path / "story") is None
+    assert len(refused) == 3
 
 
 def test_stories_need_no_java(tmp_path: Path) -> None:

@@ -134,15 +134,15 @@ class IcebergCommitter:
         try:
             self._table.look()
             committed = self._table.snapshot(staged.snapshot)
+            if committed is not None:
+                self._table.took(committed)
         except JAVA_ERRORS as error:
             return Unknown(
                 f"{self._table.name}: the commit went through, but the table could not be read after it "
                 f"({java_message(error)}). Run again: the table's position decides."
             )
-        if committed is not None:
-            self._table.took(committed)
-            if committed.sequence_number != staged.sequence_number:
-                self.settle(request.prefix)
+        if committed is not None and committed.sequence_number != staged.sequence_number:
+            self.settle(request.prefix)
         return Done()
 
     def _stage(self, request: ChangeSet) -> _Staged | Refused:
