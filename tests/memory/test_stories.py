@@ -299,7 +299,7 @@ def _forget_where_rows_were_copied(patch: pytest.MonkeyPatch) -> None:
     def replace_files(*args: Any) -> Any:
         return replace(original(*args), runs=[])
 
-    patch.setattr(keyindex, "replace_files", replace_files)
+    patch.setattr(microbatch, "replace_files", replace_files)
 
 
 def _drop_runs_with_live_rows(patch: pytest.MonkeyPatch) -> None:
