@@ -26,13 +26,12 @@ from sink.errors import RowdeltaError, TemporaryError
 from sink.plans import RewritePlan
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
-from sink.table.engine import Engine
 from sink.table.keyindex import KeyIndex
 from sink.table.moving import move_rows
-from sink.table.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
+from sink.table.observer import RewriteDone, RewriteStarted, live_files, nobody
+from sink.table.open_table import OpenTable
 from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
-from sink.targets.seam import Table
 from sink.targets.upkeep_values import Mergeable
 from sink.targets.values import CommitUnknownError, Rewrite, refusal
 
@@ -97,24 +96,14 @@ def _groups(
 
 
 class MinorCompaction:
-    """The minor compactions of one table.
+    """The minor compactions of one table. Only this sink's files are merged."""
 
-    :param prefix: property prefix of the sink's state. Only this sink's files are merged.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        key: Sequence[str],
-        prefix: str,
-        engine: Engine,
-        observer: Observer = nobody,
-    ) -> None:
-        self._table = table
-        self._key = tuple(key)
-        self._prefix = prefix
-        self._engine = engine
-        self._observer = observer
+    def __init__(self, opened: OpenTable) -> None:
+        self._table = opened.table
+        self._key = tuple(opened.plan.section.key)
+        self._prefix = opened.prefix
+        self._engine = opened.engine
+        self._observer = opened.observer
         # so the first commit looks for the small files of earlier runs
         self._commits, self._files = merge_levels.EVERY, _ENOUGH
 

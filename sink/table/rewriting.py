@@ -31,13 +31,12 @@ from sink.plans import RewritePlan
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.spark.job_errors import JOB_ERRORS, before_commit, job_error
-from sink.table.engine import Engine
 from sink.table.keyindex import KeyIndex, Pin
 from sink.table.moving import move_rows
-from sink.table.observer import Observer, RewriteDone, RewriteStarted, live_files, nobody
+from sink.table.observer import RewriteDone, RewriteStarted, live_files, nobody
+from sink.table.open_table import OpenTable
 from sink.table.rewrite_plan import RewriteOptions, chosen
 from sink.targets.notes import REWRITE, SINK_ID
-from sink.targets.seam import Table
 from sink.targets.values import IndexCommit, Rewrite, StoredPosition, refusal
 
 log = logging.getLogger("rowdelta")
@@ -96,25 +95,14 @@ class RunningRewrite:
 
 
 class Rewriting:
-    """The rewrites of one table. There is one at a time.
+    """The rewrites of one table. There is one at a time."""
 
-    :param prefix: property prefix of the sink's state.
-    :param engine: runs the tasks. It isn't the engine of the micro-batches, which go on at the same time.
-    """
-
-    def __init__(
-        self,
-        table: Table,
-        key: Sequence[str],
-        prefix: str,
-        engine: Engine,
-        observer: Observer = nobody,
-    ) -> None:
-        self._table = table
-        self._key = tuple(key)
-        self._prefix = prefix
-        self._engine = engine
-        self._observer = observer
+    def __init__(self, opened: OpenTable) -> None:
+        self._table = opened.table
+        self._key = tuple(opened.plan.section.key)
+        self._prefix = opened.prefix
+        self._engine = opened.engine.another()  # micro-batches go on at the same time
+        self._observer = opened.observer
         self.moving: frozenset[str] = frozenset()
         """Paths of the files that are being rewritten."""
         self._failed: dict[str, float] = {}

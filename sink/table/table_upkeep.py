@@ -29,14 +29,11 @@ class TableUpkeep:
     """
 
     def __init__(self, config: Config, opened: OpenTable) -> None:
-        table, key = opened.table, opened.plan.section.key
-        prefix, observer = opened.prefix, opened.observer
         self._config = config
         self._open = opened
-        self._minor_compaction = MinorCompaction(table, key, prefix, opened.engine, observer)
-        self.stale_deletes = StaleDeletes(table, opened.plan.section, prefix, opened.io_of)
-        # an engine of its own, since micro-batches go on meanwhile
-        self._rewriting = Rewriting(table, key, prefix, opened.engine.another(), observer)
+        self._minor_compaction = MinorCompaction(opened)
+        self.stale_deletes = StaleDeletes(opened.table, opened.plan.section, opened.prefix, opened.io_of)
+        self._rewriting = Rewriting(opened)
 
     @property
     def settings(self) -> MaintenanceSection:
