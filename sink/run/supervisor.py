@@ -22,6 +22,7 @@ from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TemporaryError, summary
+from sink.plans import Share
 from sink.redaction import masked
 from sink.results import ShareResult
 from sink.sources.source import Source, Stream, TableBatch
@@ -31,13 +32,12 @@ from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.joint import JointWriter
 from sink.spark.progress import Line
 from sink.spark.session import activate
-from sink.table.attempt import TableShare
 from sink.table.inference import stated_keys
 from sink.table.microbatch import TableSink
 from sink.table.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
 from sink.table.patterns import ResolvedTable
 from sink.table.plan import open_table
-from sink.table.written import Written
+from sink.table.written import Begun, Written
 from sink.targets.retries import doubled
 
 if TYPE_CHECKING:
@@ -307,7 +307,8 @@ class Supervisor:
 
     def _apply_together(self, stream: Stream, batch_id: int, frame: "DataFrame", members: list[Member]) -> None:
         batches: dict[str, TableBatch] = {}
-        shares: dict[str, TableShare] = {}
+        begun: dict[str, Begun] = {}
+        shares: dict[str, tuple[TableBatch, Share]] = {}
 
         def begin(member: Member) -> None:
             sink = _sink(member)
@@ -317,9 +318,9 @@ class Supervisor:
                 batch = sink.batch(stream, batch_id, frame)
             if batch is not None and not batch.more:
                 batches[member.source] = batch
-                share = sink.share(batch)
-                if share is not None:
-                    shares[member.source] = share
+                shared = sink.share(batch)
+                if shared is not None:
+                    begun[member.source], shares[member.source] = shared[0], (batch, shared[1])
 
         def apply(member: Member) -> None:
             sink, source = _sink(member), member.source
@@ -327,7 +328,7 @@ class Supervisor:
             applied = (
                 sink.apply_batch(batch_id, batches[source])
                 if written is None
-                else sink.apply_share(batch_id, shares[source], written)
+                else sink.apply_share(batch_id, batches[source], begun[source], written)
             )
             self._note_commit(member, applied)
 

@@ -21,10 +21,10 @@ from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.keyreading import read_keys
 from sink.spark.tasks import move
 from sink.spark.writing import SparkWriter
-from sink.table.attempt import TaskPlans
 from sink.table.engine import KeyReading
 from sink.table.moving import shares
 from sink.table.table_plan import TablePlan
+from sink.table.task_plans import TaskPlans
 from sink.targets.catalogs import Catalogs
 from sink.targets.seam import Table
 from sink.targets.values import LiveFile

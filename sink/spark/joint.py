@@ -12,12 +12,14 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from changelog.amounts import amount
+from sink.plans import Share
 from sink.results import ShareResult
+from sink.sources.source import TableBatch
 from sink.spark.accumulators import ListParam, accumulator
 from sink.spark.tasks.shares import PackedShares, run_shares
 from sink.spark.tasks.worker import RESULT_SCHEMA
-from sink.table.attempt import SMALL_BATCH, TableShare
 from sink.table.microbatch import TableSink
+from sink.table.task_plans import SMALL_BATCH
 
 log = logging.getLogger("rowdelta")
 
@@ -39,7 +41,7 @@ class JointWriter:
         self._paused_until = 0.0
 
     def write(
-        self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, TableShare]
+        self, spark: SparkSession, sinks: Mapping[str, TableSink], shares: Mapping[str, tuple[TableBatch, Share]]
     ) -> dict[str, ShareResult]:
         """Write as many tables as possible. Each table's sink takes over its files.
 
@@ -61,7 +63,7 @@ class JointWriter:
     def _write(
         self,
         sinks: Mapping[str, TableSink],
-        shares: Mapping[str, TableShare],
+        batches: Mapping[str, TableBatch],
         packed: PackedShares,
         tasks: int,
     ) -> dict[str, ShareResult]:
@@ -70,7 +72,7 @@ class JointWriter:
         results: list[Mapping[str, Any]] = []
         failure: Exception | None = None
         try:
-            reads = [share.batch.share for share in shares.values() if share.batch.share is not None]
+            reads = [batch.share for batch in batches.values() if batch.share is not None]
             records = reads[0].read([read.range for read in reads], tasks)
             if tasks > 1:
                 records = records.repartition(tasks, "source")
@@ -92,7 +94,7 @@ class JointWriter:
         if failure is not None:
             log.warning(
                 "%s could not be written in one job; for a minute each gets its own: %s",
-                amount(len(shares), "table"),
+                amount(len(batches), "table"),
                 str(failure).strip().split("\n", 1)[0][:300],
             )
         for result in results:
@@ -102,21 +104,23 @@ class JointWriter:
         return {result["source"]: ShareResult.from_json(result) for result in results if "failed" not in result}
 
 
-def _jobs(shares: Mapping[str, TableShare], most_records: int) -> Iterator[tuple[dict[str, TableShare], PackedShares]]:
+def _jobs(
+    shares: Mapping[str, tuple[TableBatch, Share]], most_records: int
+) -> Iterator[tuple[dict[str, TableBatch], PackedShares]]:
     """Groups of shares, each for one job. A job has not too many records, and not too many topic-partitions. Its tasks
     get not too many bytes.
     """
-    part: dict[str, TableShare] = {}
+    part: dict[str, TableBatch] = {}
     packed, records, partitions = PackedShares(), 0, 0
-    for source, share in shares.items():
-        more = share.batch.estimated_rows or 0
-        read = len(share.batch.share.range.begin) if share.batch.share is not None else 0
+    for source, (batch, share) in shares.items():
+        more = batch.estimated_rows or 0
+        read = len(batch.share.range.begin) if batch.share is not None else 0
         full = records + more > most_records or partitions + read > MOST_PARTITIONS or packed.size > MOST_BYTES
         if part and full:
             yield part, packed
             part, packed, records, partitions = {}, PackedShares(), 0, 0
-        part[source] = share
-        packed.add(source, share.share)
+        part[source] = batch
+        packed.add(source, share)
         records += more
         partitions += read
     if part:

@@ -38,10 +38,10 @@ from sink.spark.job_errors import JOB_ERRORS, job_error
 from sink.spark.tasks import decode, write
 from sink.spark.tasks.worker import RESULT_SCHEMA
 from sink.spark.tasks.write import Combine
-from sink.table.attempt import Begun, TaskPlans, is_small
 from sink.table.engine import Decoded
 from sink.table.table_plan import TablePlan
-from sink.table.written import Written, sum_up
+from sink.table.task_plans import TaskPlans, is_small
+from sink.table.written import Begun, Written, sum_up
 
 log = logging.getLogger("rowdelta")
 
@@ -120,11 +120,9 @@ class SparkWriter:
                 self._check_all_read(batch, results)
         else:
             results = self._collected(lambda: self._writing(batch, frame, steps, tasks, may_repeat=may_repeat))
-        observed = dict(self._observed.value)
-        written = sum_up(results)
+        written = sum_up(begun, tasks, results, dict(self._observed.value), dict(self._stated_keys.value))
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
-        stated = dict(self._stated_keys.value)
-        return replace(written, tasks=tasks, observed=observed, rows=counts, stated=stated)
+        return replace(written, rows=counts)
 
     def decoded(self, records: DataFrame, keep: Callable[[DataFrame], DataFrame]) -> Decoded:
         # see `write`

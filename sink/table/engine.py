@@ -18,9 +18,9 @@ from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
 from sink.routing import KeyHash
 from sink.sources.source import TableBatch
-from sink.table.attempt import Begun, TaskPlans
 from sink.table.table_plan import TablePlan
-from sink.table.written import Written
+from sink.table.task_plans import TaskPlans
+from sink.table.written import Begun, Written
 from sink.targets.values import LiveFile
 
 if TYPE_CHECKING:

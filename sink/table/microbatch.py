@@ -24,7 +24,6 @@ from sink.plans import Share
 from sink.results import ShareResult
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark.job_errors import before_commit
-from sink.table.attempt import Attempt, Begun, Pending, TableShare, TaskPlans, is_small
 from sink.table.copy_on_write import Replacement, replace_files
 from sink.table.engine import Engine
 from sink.table.evolution import evolve_schema
@@ -62,8 +61,9 @@ from sink.table.stated import StatedByMessages
 from sink.table.table_dead_letters import TableDeadLetters
 from sink.table.table_plan import TablePlan
 from sink.table.table_upkeep import TableUpkeep
+from sink.table.task_plans import TaskPlans, is_small
 from sink.table.telling import committed, copied, log_committed
-from sink.table.written import Written, sum_up
+from sink.table.written import Begun, Written, sum_up
 from sink.targets.notes import ROWS, SINK_ID
 from sink.targets.own_position import own_position
 from sink.targets.own_state import (
@@ -227,24 +227,27 @@ class TableSink:
 
         :raises RowdeltaError: nothing was applied; with `CommitUnknownError`, it is unknown whether it was applied.
         """
-        return self.commit(self.prepare_batch(batch_id, batch))
+        return self.commit(batch_id, batch, self.prepare_batch(batch))
 
-    def prepare_batch(self, batch_id: int | None, batch: TableBatch) -> Pending:
-        """Write changes that continue the table's position, without a commit.
+    def prepare_batch(self, batch: TableBatch) -> Written | None:
+        """Write changes that continue the table's position, without a commit. None if they must be written again.
 
         The caller must then call `commit` or `discard`.
         """
         self._open.catch_up()
+        return self._prepared_by(lambda: self._write(batch))
+
+    def _prepared_by(self, write: Callable[[], Written]) -> Written | None:
         try:
-            return Pending(batch_id, batch, self._attempt(batch))
+            return write()
         except SchemaEvolvedError:
             self._open.observer(CommitRefused(self.table.name, "schema"))
             self._open.rebase()
         except IndexLostError as error:
             self._open.forget_index(error)
-        return Pending(batch_id, batch, None)
+        return None
 
-    def share(self, batch: TableBatch) -> TableShare | None:
+    def share(self, batch: TableBatch) -> tuple[Begun, Share] | None:
         """The table's share in a joint job. None if the table needs a job of its own (`apply_batch`).
 
         The caller must pass the job's result to `apply_share`, or call `discard`.
@@ -264,28 +267,21 @@ class TableSink:
         self._scratch.keep()
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         self._follow_plan()
-        share = Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
-        return TableShare(batch, begun, share)
+        return begun, Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
 
     def take_over(self, paths: Sequence[str]) -> None:
         """Take responsibility for the files that a joint job wrote for this table."""
         self._scratch.paths = list(paths)
 
-    def apply_share(self, batch_id: int, share: TableShare, result: ShareResult) -> Written:
-        """Like `apply_batch`, for files that a joint job wrote. Call `take_over` first."""
-        return self.commit(self._prepare_share(batch_id, share, result))
+    def apply_share(self, batch_id: int, batch: TableBatch, begun: Begun, result: ShareResult) -> Written:
+        """Like `apply_batch`, for files that a joint job wrote. Call `take_over` first.
 
-    def _prepare_share(self, batch_id: int, share: TableShare, result: ShareResult) -> Pending:
-        batch = share.batch
-        try:
-            written = replace(sum_up([result.written]), tasks=1, observed=result.observed, stated=result.stated)
-            return Pending(batch_id, batch, self._finish(share.begun, written))
-        except SchemaEvolvedError:
-            self._open.observer(CommitRefused(self.table.name, "schema"))
-            self._open.rebase()
-        return Pending(batch_id, batch, None)
+        :param begun: see `share`.
+        """
+        written = sum_up(begun, 1, [result.written], result.observed, result.stated)
+        return self.commit(batch_id, batch, self._prepared_by(lambda: self._finish(written)))
 
-    def commit(self, pending: Pending) -> Written:
+    def commit(self, batch_id: int | None, batch: TableBatch, written: Written | None) -> Written:
         """Commit what `prepare_batch` wrote. Returns what was committed.
 
         This is the only loop around a refused commit. What goes on depends on what others have done meanwhile: the same
@@ -294,28 +290,27 @@ class TableSink:
         :raises RowdeltaError: see `apply_batch`.
         """
         logs.note_snapshot(self._open.base)
-        attempt: Attempt | None = pending.attempt
         request: ChangeSet | None = None
         retries, schemas, started = self.table.retries(), 0, 0.0
         of_letters = self._letters.retries() or retries
         while True:
             try:
-                attempt = attempt or self._attempt(pending.batch)
+                written = written or self._write(batch)
                 with self._deleting_after_errors():
                     outcome: Outcome = Done()
                     if request is None:
                         started = time.monotonic()
                         with stage(self._open.observer, self.table.name, "prepare"):
-                            outcome = self._letters.commit(pending.batch.end, attempt, self._scratch)
-                            request = self._proposed(pending.batch.end, attempt) if outcome == Done() else None
+                            outcome = self._letters.commit(batch.end, written, self._scratch)
+                            request = self._proposed(batch.end, written) if outcome == Done() else None
                     if request is not None:
                         outcome = self._send(request)
                     refused = refusal(outcome)
                     if refused is not None:
-                        attempt, request = self._after(refused, attempt, request, retries, of_letters)
-                if attempt is not None and request is not None and refused is None:
-                    self._see_committed(pending, attempt, request, time.monotonic() - started)
-                    return attempt.written
+                        written, request = self._after(refused, written, request, retries, of_letters)
+                if written is not None and request is not None and refused is None:
+                    self._see_committed(batch_id, written, request, time.monotonic() - started)
+                    return written
             except SchemaEvolvedError:
                 self._open.observer(CommitRefused(self.table.name, "schema"))
                 schemas += 1
@@ -325,10 +320,10 @@ class TableSink:
                         "another. Does somebody else alter the table at the same time? Nothing was applied."
                     ) from None
                 self._open.rebase()
-                attempt = request = None
+                written = request = None
             except IndexLostError as error:
                 self._open.forget_index(error)
-                attempt = request = None
+                written = request = None
                 retries.wait(Refused(str(error)))
                 self._open.rebase()
 
@@ -346,8 +341,8 @@ class TableSink:
         return outcome
 
     def _after(
-        self, refused: Refused, attempt: Attempt, request: ChangeSet | None, retries: Retries, of_letters: Retries
-    ) -> tuple[Attempt | None, ChangeSet | None]:
+        self, refused: Refused, written: Written, request: ChangeSet | None, retries: Retries, of_letters: Retries
+    ) -> tuple[Written | None, ChangeSet | None]:
         """What is left of an attempt after a refusal, to be sent again. Nothing, if it must be written again.
 
         :param request: None if the bad records were refused.
@@ -356,11 +351,11 @@ class TableSink:
         """
         if request is None and refused.again == "send":
             of_letters.wait(refused)
-            return attempt, None
+            return written, None
         if request is not None:
-            again = self._same_files(request, refused, retries) or self._amended(request, attempt, refused, retries)
+            again = self._same_files(request, refused, retries) or self._amended(request, written, refused, retries)
             if again is not None:
-                return attempt, again
+                return written, again
         log.info("%s: others changed it meanwhile; writing again", self.table.name)
         self.discard()
         retries.wait(refused)
@@ -380,11 +375,11 @@ class TableSink:
         retries.wait(refused)
         return replace(request, base_snapshot=self.table.snapshot_id())
 
-    def _amended(self, request: ChangeSet, attempt: Attempt, refused: Refused, retries: Retries) -> ChangeSet | None:
+    def _amended(self, request: ChangeSet, written: Written, refused: Refused, retries: Retries) -> ChangeSet | None:
         """The same files, with deletes of earlier rows as others have left them since the look-up. None if that isn't
         enough.
         """
-        slice_ = attempt.begun.index
+        slice_ = written.begun.index
         if self._open.key_index is None or slice_ is None or request.index is None:
             return None
         retries.wait(refused)
@@ -394,11 +389,11 @@ class TableSink:
             return None
         self._open.check_new_properties()
         with before_commit(self.table.name):
-            meanwhile = self._open.key_index.look_up_again(slice_, attempt.written.index)
-        index = None if meanwhile is None else self._index_commit(attempt, meanwhile)
+            meanwhile = self._open.key_index.look_up_again(slice_, written.index)
+        index = None if meanwhile is None else self._index_commit(written, meanwhile)
         if index is None:
             return None
-        return replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(attempt.metrics))
+        return replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(written.metrics))
 
     def _lacks_deletes(self, request: ChangeSet) -> bool:
         """Whether others have added rows to the table, which was empty when the files were written."""
@@ -423,20 +418,20 @@ class TableSink:
         self._scratch.keep()
         self._prepared.keep()
 
-    def _see_committed(self, pending: Pending, attempt: Attempt, request: ChangeSet, commit_seconds: float) -> None:
+    def _see_committed(self, batch_id: int | None, written: Written, request: ChangeSet, commit_seconds: float) -> None:
         """Go on from what was committed."""
         self._keep()  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
-        log_committed(self.table.name, pending, attempt, request, commit_seconds, copies=self.plan.section.copies)
+        log_committed(self.table.name, batch_id, written, request, commit_seconds, copies=self.plan.section.copies)
         deletes = 0 if request.index is None else request.index.delete_files
-        self.upkeep.count(len(attempt.written.files) + deletes)
-        self.written_bytes += attempt.written.bytes
-        self._open.see_committed(attempt.begun.operation)
+        self.upkeep.count(len(written.files) + deletes)
+        self.written_bytes += written.bytes
+        self._open.see_committed(request.operation)
         if self._open.observer is not nobody:
             if request.index is not None and request.index.copied is not None:
                 self._open.observer(copied(self.table.name, request.index.copied))
             index_size = None if self._open.key_index is None else self._open.key_index.size
-            self._open.observer(committed(self.table, pending, attempt, request, index_size))
+            self._open.observer(committed(self.table, batch_id, written, request, index_size))
 
     def discard(self) -> None:
         """Delete files that were written and not committed."""
@@ -448,11 +443,11 @@ class TableSink:
         refused = truncate_refused(self.plan.section, position)
         self._decode_by(replace(self.plan.changelog, truncate_refused=refused))
 
-    def _attempt(self, batch: TableBatch) -> Attempt:
+    def _write(self, batch: TableBatch) -> Written:
         begun = self._begin(batch)
         self._follow_plan()
         may_repeat = self._letters.is_ahead(self.position)
-        return self._finish(begun, self._writer.write(batch, begun, may_repeat=may_repeat))
+        return self._finish(self._writer.write(batch, begun, may_repeat=may_repeat))
 
     def _begin(self, batch: TableBatch) -> Begun:
         operation = uuid4().hex[:16]
@@ -483,7 +478,7 @@ class TableSink:
             index_seconds=index_seconds,
         )
 
-    def _finish(self, begun: Begun, written: Written) -> Attempt:
+    def _finish(self, written: Written) -> Written:
         try:
             self._compare(written.stated)
             if written.observed:
@@ -492,9 +487,8 @@ class TableSink:
         except (RowdeltaError, SchemaEvolvedError):
             self.discard()
             raise
-        seconds = time.monotonic() - begun.started
-        self._open.observer(StageDone(self.table.name, "write", seconds - begun.index_seconds))
-        return Attempt(begun, written, seconds)
+        self._open.observer(StageDone(self.table.name, "write", written.seconds - written.begun.index_seconds))
+        return written
 
     def _compare(self, stated: Stated) -> None:
         """Compare what messages state of their table with what is known of it.
@@ -577,14 +571,13 @@ class TableSink:
             state = replace(state, streamed=None)
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
-    def _proposed(self, end: Position, attempt: Attempt) -> ChangeSet:
+    def _proposed(self, end: Position, written: Written) -> ChangeSet:
         """What is sent to be committed.
 
         :raises RowdeltaError: nothing was committed.
         :raises IndexLostError: likewise.
         """
-        begun, written = attempt.begun, attempt.written
-        index = self._index_commit(attempt, Meanwhile())
+        begun, index = written.begun, self._index_commit(written, Meanwhile())
         base = self._open.base if index is None else index.base
         before = self._state()
         changed = self._state_after(before, end, written).changes_from(before)
@@ -601,11 +594,11 @@ class TableSink:
             truncates=written.truncates > 0,
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
-            metrics=attempt.metrics if index is None else index.added_to(attempt.metrics),
+            metrics=written.metrics if index is None else index.added_to(written.metrics),
             index=index,
         )
 
-    def _index_commit(self, attempt: Attempt, meanwhile: Meanwhile) -> IndexCommit | None:
+    def _index_commit(self, written: Written, meanwhile: Meanwhile) -> IndexCommit | None:
         """Write deletes of earlier rows, or the files that replace those with such rows, and the key index's version
         that the commit will name. None if the table has no index.
 
@@ -613,7 +606,7 @@ class TableSink:
         :raises RowdeltaError: nothing was committed.
         :raises IndexLostError: likewise.
         """
-        key_index, begun, written = self._open.key_index, attempt.begun, attempt.written
+        key_index, begun = self._open.key_index, written.begun
         if key_index is None or begun.index is None:
             return None
         operation, results = begun.operation, written.index

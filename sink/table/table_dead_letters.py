@@ -6,7 +6,6 @@ from changelog.amounts import amount
 from deltawriters.scratch import Scratch
 from sink.deadletters.table import DeadLetters
 from sink.sources.source import Position, Source
-from sink.table.attempt import Attempt
 from sink.table.observer import DeadLettersKept, Observer
 from sink.table.written import Written
 from sink.targets.retries import Retries
@@ -67,14 +66,14 @@ class TableDeadLetters:
         if self._dead_letters is not None:
             self._dead_letters.check_limit(self._target, written.bad_by_class, written.samples)
 
-    def commit(self, end: Position, attempt: Attempt, scratch: Scratch) -> Outcome:
+    def commit(self, end: Position, written: Written, scratch: Scratch) -> Outcome:
         """Try to commit an attempt's bad records, if there are any. If the run crashes after it, it repeats the batch,
         and the dead-letter table's position prevents a second copy.
 
         :param end: the position after the micro-batch.
         :param scratch: has the attempt's files.
         """
-        begun, written = attempt.begun, attempt.written
+        begun = written.begun
         if not written.dead_letters:
             return Done()
         assert self._dead_letters is not None

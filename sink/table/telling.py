@@ -6,8 +6,8 @@ import time
 
 from changelog.amounts import amount, sized
 from deltawriters import FileContent
-from sink.table.attempt import Attempt, Pending
 from sink.table.observer import Committed, Files, Index, RewriteDone, live_files
+from sink.table.written import Written
 from sink.targets.seam import Table
 from sink.targets.values import ChangeSet, Copied
 
@@ -15,43 +15,43 @@ log = logging.getLogger("rowdelta")
 
 
 def log_committed(
-    table: str, pending: Pending, attempt: Attempt, request: ChangeSet, commit_seconds: float, *, copies: bool
+    table: str, batch_id: int | None, written: Written, request: ChangeSet, commit_seconds: float, *, copies: bool
 ) -> None:
-    """:param commit_seconds: from the end of the tasks to the end of the commit.
+    """:param batch_id: None if it is a replay of dead letters.
+    :param commit_seconds: from the end of the tasks to the end of the commit.
     :param copies: whether the table has `deletes: copy-on-write`.
     """
-    index, written = request.index, attempt.written
-    files = pending.batch.end.get("applied")
+    index, files = request.index, request.position.get("applied")
     part = "" if files is None else f", first {amount(files, 'file')}"
     log.info(
         "%s %s: %s%s | write %d ms, commit %d ms, peak %s%s",
         table,
-        "replay" if pending.batch_id is None else f"batch {pending.batch_id}{part}",
+        "replay" if batch_id is None else f"batch {batch_id}{part}",
         written.shown(copies=copies),
         "" if index is None or index.copied is None else f" | {index.copied.shown}",
-        attempt.write_seconds * 1000,
+        written.seconds * 1000,
         commit_seconds * 1000,
         sized(written.peak_memory),
-        f" | {json.dumps(pending.batch.end)}" if log.isEnabledFor(logging.DEBUG) else "",
+        f" | {json.dumps(request.position)}" if log.isEnabledFor(logging.DEBUG) else "",
     )
     if written.untold:
         log.warning(
             "%s batch %d: %d rows were set and then left for another key, and the messages don't tell which row left. "
             "If the source checks keys at the end of a statement, rows may be missing. Let it log whole rows before a "
             "change (Postgres: REPLICA IDENTITY FULL)",
-            *(table, pending.batch_id, written.untold),
+            *(table, batch_id, written.untold),
         )
 
 
 def committed(
-    table: Table, pending: Pending, attempt: Attempt, request: ChangeSet, index_size: tuple[int, int] | None
+    table: Table, batch_id: int | None, written: Written, request: ChangeSet, index_size: tuple[int, int] | None
 ) -> Committed:
     """The event of a micro-batch.
 
     :param table: as it is after the commit.
     :param index_size: entries and bytes of the key index, if it is known.
     """
-    written, index = attempt.written, request.index
+    index = request.index
     files = {content: Files(*amount) for content, amount in written.contents.items()}
     if index is not None and index.files:  # which came after the tasks' files
         content = (FileContent.DATA if index.replaced else FileContent.POSITION_DELETES).value
@@ -59,16 +59,16 @@ def committed(
         files[content] = Files(of_tasks.count + len(index.files), of_tasks.bytes + index.bytes)
     return Committed(
         table.name,
-        pending.batch_id,
+        batch_id,
         table.snapshot_id(),
-        pending.batch.end,
+        request.position,
         written.counts,
         files,
         live_files(table),
         None if index_size is None else Index(*index_size),
         written.probe_seconds,
         written.peak_memory,
-        time.monotonic() - attempt.begun.started,
+        time.monotonic() - written.begun.started,
     )
 
 

@@ -1,22 +1,60 @@
-"""What the tasks of a micro-batch wrote, summed up for the commit and the log."""
+"""An attempt at a micro-batch: from which state of the table it starts, and what its tasks wrote, summed up for the
+commit and the log.
+"""
 
 import logging
+import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from changelog.amounts import amount, amounts, sized
 from changelog.decoding import Stated
 from changelog.rows import BadRecord, RowKind
+from deltawriters import TableSpec
+from deltawriters.keyindex import IndexSlice
 from sink.results import IndexPart, TaskResult
+from sink.routing import KeyHash
 
 log = logging.getLogger("rowdelta")
 
 
 @dataclass(frozen=True)
-class Written:
-    """Results of tasks (`sink.spark.tasks.write.run`).
+class Begun:
+    """The state from which an attempt to write a micro-batch starts.
 
+    :param operation: id of the attempt.
+    :param spec: the table for which files are written.
+    :param empty: whether the table has no rows.
+    :param global_deletes: see `DeltaOptions`.
+    :param index: the key index of the table's rows, if it has one.
+    :param sequence: sequence number of the runs that the tasks add to the index.
+    :param hash: how the index hashes keys, if there is one.
+    :param started: when the attempt began (`time.monotonic`).
+    :param opening: the `opening` of the dead-letter table (`DeadLetters`).
+    :param letters: the last commit of the table's bad records (`DeadLetters.operation`).
+    :param index_seconds: how long it took to bring the index up to the table.
+    """
+
+    operation: str
+    spec: TableSpec
+    empty: bool
+    global_deletes: bool
+    index: IndexSlice | None
+    sequence: int
+    hash: KeyHash | None
+    started: float
+    opening: int
+    letters: str | None
+    index_seconds: float = 0.0
+
+
+@dataclass(frozen=True)
+class Written:
+    """What the tasks of an attempt wrote (`sink.spark.tasks.write.run`), before its commit.
+
+    :param begun: the state for which they wrote.
+    :param seconds: from the beginning of the attempt to the end of its tasks.
     :param files: data and delete files, as `ContentFileParser` JSON.
     :param dead_letters: files of the dead-letter table, likewise.
     :param dead_letter_paths: their paths.
@@ -36,6 +74,8 @@ class Written:
     :param stated: keys and tables that the messages state.
     """
 
+    begun: Begun
+    seconds: float
     files: list[str]
     dead_letters: list[str]
     dead_letter_paths: list[str]
@@ -50,13 +90,13 @@ class Written:
     repeated_partitions: set[int]
     peak_memory: int
     index: list[IndexPart]
-    left: int = 0
-    untold: int = 0
-    truncates: int = 0
-    tasks: int = 0
-    contents: Mapping[str, tuple[int, int]] = field(default_factory=dict)
-    observed: Mapping[str, str] = field(default_factory=dict)
-    stated: Stated = field(default_factory=dict)
+    left: int
+    untold: int
+    truncates: int
+    tasks: int
+    contents: Mapping[str, tuple[int, int]]
+    observed: Mapping[str, str]
+    stated: Stated
 
     @property
     def bad(self) -> int:
@@ -133,9 +173,23 @@ class Written:
     def keys(self, name: str) -> int:
         return sum(part.keys[name] for part in self.index)
 
+    @property
+    def metrics(self) -> dict[str, int]:
+        """Numbers about the work, by the names that Delta has for those of an update."""
+        return {
+            "scanTimeMs": int(self.begun.index_seconds * 1000),
+            "rewriteTimeMs": int((self.seconds - self.begun.index_seconds) * 1000),
+            "numSourceRows": sum(self.rows.values()),
+            "numTargetRowsInserted": self.keys("inserted"),
+            "numTargetRowsUpdated": self.keys("updated"),
+            "numTargetRowsDeleted": self.keys("deleted"),
+        }
 
-def sum_up(results: Sequence[TaskResult]) -> Written:
-    """Add up the results of all tasks."""
+
+def sum_up(
+    begun: Begun, tasks: int, results: Sequence[TaskResult], observed: Mapping[str, str], stated: Stated
+) -> Written:
+    """Add up the results of all tasks, which have just ended. See `Written`."""
     rows: dict[str, int] = {}
     bad, undecoded = Counter[str](), Counter[str]()
     records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
@@ -155,6 +209,8 @@ def sum_up(results: Sequence[TaskResult]) -> Written:
     for p, place in (found for result in results for found in result.first_streamed):
         first_streamed[p] = min(place, first_streamed.get(p, place))
     return Written(
+        begun,
+        time.monotonic() - begun.started,
         files=[file for result in results for file in result.files],
         dead_letters=[file for result in results for file in result.dead_letters],
         dead_letter_paths=[path for result in results for path in result.dead_letter_paths],
@@ -174,4 +230,7 @@ def sum_up(results: Sequence[TaskResult]) -> Written:
         # each task gets every TRUNCATE
         truncates=max((result.truncates for result in results), default=0),
         peak_memory=max((result.peak_memory for result in results), default=0),
+        tasks=tasks,
+        observed=observed,
+        stated=stated,
     )

@@ -3,7 +3,6 @@
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -28,10 +27,10 @@ from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
 from sink.spark.job_errors import job_error
 from sink.spark.tasks import index, move, write
-from sink.table.attempt import Begun, TaskPlans
 from sink.table.engine import Decoded, KeyReading
 from sink.table.table_plan import TablePlan
-from sink.table.written import Written, sum_up
+from sink.table.task_plans import TaskPlans
+from sink.table.written import Begun, Written, sum_up
 from sink.targets.catalogs import Catalogs
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
@@ -180,7 +179,7 @@ class MemoryWriter:
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error
             raise job_error(self._plan.section.target, error) from error
-        return replace(sum_up([TaskResult.from_json(json.loads(text)) for text in results]), tasks=tasks)
+        return sum_up(begun, tasks, [TaskResult.from_json(json.loads(text)) for text in results], {}, {})
 
     def decoded(self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]") -> Decoded:
         raise NotImplementedError("only a replay decodes without writing, by Spark")

@@ -52,7 +52,7 @@ from sink.deadletters import table as dead_letters
 from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, TemporaryError
 from sink.sources.source import TableBatch
-from sink.table import attempt, copy_on_write, keyindex, minor_compaction, observer
+from sink.table import copy_on_write, keyindex, minor_compaction, observer, task_plans
 from sink.table.keys import TableKey
 from sink.table.microbatch import TableSink
 from sink.table.observer import Event, Files
@@ -951,7 +951,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
     options = partial(DeltaOptions, flush_bytes=story.flush_bytes)
     parts = copy_on_write._parts
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt, "DeltaOptions", options)
+        patch.setattr(task_plans, "DeltaOptions", options)
         patch.setattr(move, "_SORTED_BYTES", story.flush_bytes)
         patch.setattr(merge_levels, "EVERY", 2)
         if story.seed % 4 == 3:

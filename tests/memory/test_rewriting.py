@@ -204,13 +204,14 @@ def test_a_second_process_looks_after_the_table_of_a_running_sink(
     caplog.set_level(logging.INFO, "rowdelta")
     rewritten = []
     for number in range(2, 6):
-        pending = sink.prepare_batch(0, player._batch(number * BATCH, (number + 1) * BATCH))
+        batch = player._batch(number * BATCH, (number + 1) * BATCH)
+        written = sink.prepare_batch(batch)
         guest = player.opened(Clock(), is_guest=True)
         rewritten.append(0)
         while (begun := guest.upkeep.begin_rewrite(replace(ALL_FILES, max_file_group_size=1))) is not None:
             assert guest.upkeep.end_rewrite(begun, written=guest.upkeep.write_rewrite(begun)) is not None
             rewritten[-1] += 1
-        sink.commit(pending)
+        sink.commit(0, batch, written)
     assert max(rewritten) > 1
     apply(player, sink)
     check(player, sink)

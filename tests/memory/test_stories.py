@@ -222,8 +222,8 @@ def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
 def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:
     original = TableSink._proposed
 
-    def proposed(self: TableSink, end: Any, attempt: Any) -> Any:
-        return original(self, self.position or {"offset": 0}, attempt)
+    def proposed(self: TableSink, end: Any, written: Any) -> Any:
+        return original(self, self.position or {"offset": 0}, written)
 
     patch.setattr(TableSink, "_proposed", proposed)
 

@@ -50,7 +50,7 @@ from sink.spark import deletes, writing
 from sink.spark.tasks import decode as decoding
 from sink.spark.tasks import write
 from sink.spark.versions import to_arrow
-from sink.table import attempt, copy_on_write, keyindex, minor_compaction
+from sink.table import copy_on_write, keyindex, minor_compaction, task_plans
 from sink.targets import merge_levels
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.iceberg.commit import IcebergCommitter
@@ -755,7 +755,7 @@ def tiny_thresholds(
     name = "spark.sql.execution.arrow.maxRecordsPerBatch"
     before = spark.conf.get(name)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(attempt, "DeltaOptions", options)
+        patch.setattr(task_plans, "DeltaOptions", options)
         patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         patch.setattr(writing, "BUFFER_BYTES", flush_bytes)
         patch.setattr(writing, "PART_ROWS", 1)
@@ -764,7 +764,7 @@ def tiny_thresholds(
         patch.setattr(copy_on_write, "_ON_DRIVER", on_driver)
         patch.setattr(copy_on_write, "_LEAST", 1)
         patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
-        patch.setattr(attempt, "SMALL_BATCH", -1)  # otherwise one task would do everything
+        patch.setattr(task_plans, "SMALL_BATCH", -1)  # otherwise one task would do everything
         if shuffles:
             patch.setattr(writing, "READ_AGAIN", -1)
         spark.conf.set(name, str(batch_rows))

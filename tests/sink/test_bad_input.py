@@ -7,6 +7,7 @@ import shutil
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, Literal
 from urllib.parse import unquote
 
@@ -26,7 +27,7 @@ from sink.spark import exchange, writing
 from sink.spark.tasks import decode, write
 from sink.spark.versions import to_arrow
 from sink.spark.writing import is_read_by_each
-from sink.table import attempt, guards
+from sink.table import guards, task_plans
 from sink.table.patterns import resolve_tables
 from sink.table.plan import plan_table
 from sink.table.written import sum_up
@@ -212,7 +213,8 @@ def test_how_many_failures_are_the_formats(
     rows: dict[str, int], undecoded: dict[str, int], exception: str | None
 ) -> None:
     bad = {"decoder_failed": sum(undecoded.values())}
-    written = sum_up([TaskResult(rows=rows, bad=bad, undecoded=undecoded)])
+    begun: Any = SimpleNamespace(started=0.0)
+    written = sum_up(begun, 1, [TaskResult(rows=rows, bad=bad, undecoded=undecoded)], {}, {})
     assert written.failing_alike(10) == exception
 
 
@@ -265,7 +267,7 @@ def test_bad_rows_of_parquet_files(job: Job) -> None:
 @pytest.fixture(params=["one task", "every task reads all", "shuffle", "scan"])
 def _way(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
     """How Parquet files are read. Spark scans what is too large to be read whole."""
-    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 1000 if request.param == "one task" else 0)
     if request.param == "shuffle":
         monkeypatch.setattr(writing, "READ_AGAIN", -1)
     if request.param == "scan":
@@ -329,7 +331,7 @@ def before_reading(change: Callable[[], Any]) -> Iterator[None]:
 def test_files_that_are_replaced_before_they_are_read_are_noticed(
     job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if small else 0)
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 1000 if small else 0)
     path = job.write([good(1), good(2)])
     other = job.write([good(3)])
     content = other.read_bytes()
@@ -344,7 +346,7 @@ def test_files_that_are_replaced_before_they_are_read_are_noticed(
 
 def test_tasks_that_read_different_files_of_one_name_are_noticed(job: Job, monkeypatch: pytest.MonkeyPatch) -> None:
     """One task may have read the old file, and another the new one, which has as many rows of each task."""
-    monkeypatch.setattr(attempt, "SMALL_BATCH", 0)
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 0)
     job.write([good(number) for number in range(20)])
     other = job.write([good(number, region="us") for number in range(20)])
     content = other.read_bytes()
@@ -370,7 +372,7 @@ def test_tasks_that_read_different_files_of_one_name_are_noticed(job: Job, monke
 def test_a_file_that_is_removed_before_it_is_read_is_no_loss(
     job: Job, monkeypatch: pytest.MonkeyPatch, small: bool
 ) -> None:
-    monkeypatch.setattr(attempt, "SMALL_BATCH", 1000 if small else 0)
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 1000 if small else 0)
     job.write([good(1)])
     path = job.write([good(2)])
     content = path.read_bytes()

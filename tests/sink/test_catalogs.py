@@ -15,7 +15,7 @@ from sink.config import Config
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.spark import writing
-from sink.table import attempt
+from sink.table import task_plans
 from sink.targets.iceberg import catalog as iceberg_catalog
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.stack.hive_metastore import running_hive_metastore
@@ -128,7 +128,7 @@ def test_table_equals_source(
         properties={"format-version": version},
     )
     # every batch of two rows is written at once, so that the commit meets its own rows again
-    monkeypatch.setattr(attempt, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
+    monkeypatch.setattr(task_plans, "DeltaOptions", functools.partial(DeltaOptions, flush_bytes=1))
     monkeypatch.setattr(writing, "BUFFER_BYTES", 1)
     monkeypatch.setattr(writing, "PART_ROWS", 1)
     before = spark.conf.get("spark.sql.execution.arrow.maxRecordsPerBatch")

@@ -20,13 +20,13 @@ from deltawriters.keyindex import BASE
 from deltawriters.keyindex import vector_log as deletion_vectors
 from sink import plans
 from sink.errors import TableError, TemporaryError
-from sink.results import IndexPart
+from sink.results import IndexPart, TaskResult
 from sink.spark import deletes as delete_tasks
 from sink.spark import versions as spark_versions
 from sink.spark.engine import HadoopFolder
 from sink.spark.keyreading import read_keys
 from sink.table.keyindex import KeyIndex
-from sink.table.written import Written
+from sink.table.written import sum_up
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import position_deletes
 from sink.targets.iceberg import uniting as iceberg_uniting
@@ -120,9 +120,9 @@ def test_a_delete_of_an_unknown_key_is_a_counted_no_op(job: Job, caplog: pytest.
 
 def test_a_micro_batch_of_bad_records_only_has_no_keys_to_show() -> None:
     keys = dict.fromkeys(("inserted", "updated", "deleted", "absent", "duplicates", "completed"), 0)
-    records = {"DATA": 0, "EQUALITY_DELETES": 0, "POSITION_DELETES": 0}
+    begun: Any = SimpleNamespace(started=0.0)
     index = IndexPart([], [], [], {}, keys, [], 0.0)
-    written = Written([], [], [], {}, records, 0, {"null_key": 6}, {}, [], set(), set(), set(), 0, [index])
+    written = sum_up(begun, 1, [TaskResult(bad={"null_key": 6}, index=index)], {}, {})
     assert written.shown(copies=True) == "no changes | nothing to write, 6 dead letters"
     keys["duplicates"] = 2
     assert "; keys: 2 duplicate rows removed, 6 dead letters" in written.shown(copies=True)

@@ -34,8 +34,7 @@ from sink.spark import joint
 from sink.spark.joint import JointWriter
 from sink.spark.tasks import shares
 from sink.spark.versions import to_arrow
-from sink.table import attempt
-from sink.table.attempt import TableShare
+from sink.table import task_plans
 from sink.table.microbatch import TableSink
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
@@ -528,7 +527,7 @@ def test_a_micro_batch_runs_one_job_for_all_small_tables(shop: Shop, monkeypatch
     assert one >= 1
     assert _jobs_of(scheduler, shop.run) == one
     assert shop.is_exact()
-    monkeypatch.setattr(attempt, "SMALL_BATCH", 100)
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 100)
     shop.change("t2", 300)
     large = _jobs_of(scheduler, shop.run)
     shop.change("t1", 3)
@@ -576,7 +575,7 @@ def test_shared_jobs_and_own_jobs_keep_one_index(
     shop.entries[0] |= {"partition_by": partition_by, "properties": {"format-version": version}}
     shop.create("a", "b", "c", partitions=2)
     for small in (10_000, 0, 10_000, 0, 10_000):
-        monkeypatch.setattr(attempt, "SMALL_BATCH", small)
+        monkeypatch.setattr(task_plans, "SMALL_BATCH", small)
         for name in shop.content:
             shop.change(name, 60)
         shop.run()
@@ -653,18 +652,18 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
 
 
 def test_shares_are_dealt_out_to_jobs_by_records_partitions_and_size() -> None:
-    def share(records: int, size: int, partitions: int = 1) -> TableShare:
+    def share(records: int, size: int, partitions: int = 1) -> tuple[TableBatch, Any]:
         offsets = dict.fromkeys(map(str, range(partitions)), 0)
         read = SharedRead(Range("t", offsets, offsets), lambda *_: pytest.fail("is not to be read"))
         batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records, share=read)
-        return TableShare(batch, None, os.urandom(size))  # type: ignore[arg-type]
+        return batch, os.urandom(size)
 
-    def jobs(*shares: TableShare) -> list[list[str]]:
+    def jobs(*shares: tuple[TableBatch, Any]) -> list[list[str]]:
         by_source = {str(i): share for i, share in enumerate(shares)}
         parts = list(joint._jobs(by_source, 100))
         for part, packed in parts:
             unpacked = pickle.loads(pickle.dumps(packed)).unpacked()
-            assert unpacked == {source: share.share for source, share in part.items()}
+            assert unpacked == {source: by_source[source][1] for source in part}
         return [list(part) for part, _ in parts]
 
     assert jobs() == []
@@ -675,7 +674,7 @@ def test_shares_are_dealt_out_to_jobs_by_records_partitions_and_size() -> None:
     assert jobs(share(1, 1), share(1, 1, most - 1), share(1, 1), share(1, 1, 2 * most)) == [["0", "1"], ["2"], ["3"]]
     same = joint.MOST_BYTES // 20
     assert len(jobs(*(share(1, same) for _ in range(40)))) > 1
-    tables = [TableShare(share(1, 1).batch, None, "x" * same) for _ in range(40)]  # type: ignore[arg-type]
+    tables = [(share(1, 1)[0], "x" * same) for _ in range(40)]
     assert len(jobs(*tables)) == 1, "what tables have in common hardly counts"
 
 

@@ -23,7 +23,7 @@ from sink.config import Config
 from sink.errors import TableError, TableGoneError
 from sink.plans import TaskPlan
 from sink.run.pipeline import Pipeline
-from sink.table.attempt import TaskPlans
+from sink.table.task_plans import TaskPlans
 from sink.targets.iceberg import java_table as iceberg
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from sink.targets.iceberg.storage_access import StorageAccess, check_storage
