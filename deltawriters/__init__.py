@@ -25,8 +25,9 @@ A failed task calls `abort()` instead of `close()`. `abort()` deletes the files 
 """
 
 from deltawriters.content import ContentFile, FileContent, Partition, TaskId
-from deltawriters.delta import CardinalityError, DeltaOptions, DeltaWriter, WriteResult
+from deltawriters.delta import DeltaWriter, WriteResult
 from deltawriters.table import TableSpec
+from deltawriters.whole_changes import CardinalityError, DeltaOptions
 
 __all__ = [
     "CardinalityError",

@@ -13,10 +13,13 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import MOVED, known_columns
+from changelog.rows import BAD, MOVED, MOVED_SEPARATOR, UNAVAILABLE, known_columns, sets_row
 from deltawriters.arrow_types import storage
-from deltawriters.collapse import grouped
+from deltawriters.collapse import Ints, grouped
+from deltawriters.keyindex import IndexedFile
+from deltawriters.resolve import NOWHERE, IndexTask, rows_of
 from deltawriters.rowhash import row_hash
+from deltawriters.whole_changes import WholeChanges, kinds_of
 
 
 @dataclass(frozen=True)
@@ -37,7 +40,60 @@ class Settled:
         return Settled(self.left + other.left, self.untold + other.untold, [*self.files, *other.files])
 
 
-def columns_known(removals: pa.Table) -> list[str]:
+def settle_moves(
+    kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTask | None
+) -> tuple[Settled, pa.Table]:
+    """Find the removals of moved rows that are about other rows than their keys have, and leave them out.
+
+    :param kept: the removals.
+    :param whole: gets the others.
+    :param index: finds the table's rows. Without one, these aren't looked at.
+    :return: what became of them, and those after which their keys may still have a row in this commit.
+    :raises CorruptIndexError: a run of the index is damaged or missing.
+    """
+    moved = whole.since_truncate(pa.Table.from_batches(kept).combine_chunks())
+    found = whole.last_changes(moved, kinds_of(moved))
+    base, m = found.base[found.of], len(whole.map)
+    follows_row = (base != NOWHERE) & found.is_after
+    follows_row[follows_row] = sets_row(found.kinds[base[follows_row]])
+    in_buffer, in_map = (np.flatnonzero(follows_row & there) for there in (base >= m, base < m))
+    in_map = in_map[whole.map.file[base[in_map]] != NOWHERE]
+    is_certain = ~np.asarray(pc.starts_with(storage(moved.column(MOVED)), MOVED_SEPARATOR))
+    in_table = np.flatnonzero((base == NOWHERE) & is_certain)
+    others = np.zeros(len(moved), np.bool_)
+    columns = [name for name in _columns_known(moved) if name in whole.table.arrow_schema.names]
+
+    def compare(removals: Ints, rows: pa.Table) -> None:
+        others[removals] = are_about_others(moved.take(pa.array(removals)), rows)
+
+    def compare_in_files(removals: Ints, files: Sequence[IndexedFile], file: Ints, pos: Ints) -> None:
+        for here, rows in whole.table.rows_in_files(files, file, pos, columns):
+            if isinstance(rows, pa.Table):  # what can't be read says nothing
+                compare(removals[here], rows)
+
+    if len(in_buffer):
+        compare(in_buffer, whole.buffered.take(pa.array(base[in_buffer] - m)))
+    if len(in_map) and columns:
+        places = whole.map.file[base[in_map]], whole.map.pos[base[in_map]]
+        compare_in_files(in_map, whole.readable_files(), *places)
+    looked_at: list[str] = []
+    if len(in_table) and columns and index is not None:
+        located, counts = rows_of(whole.table, index, whole.options.key, moved.take(pa.array(in_table)))
+        alone = counts[located.query] == 1
+        asking, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
+        compare_in_files(asking, located.files, file, pos)
+        # one that is applied removes whatever others make of its key's row meanwhile, as all removals do
+        left_in = np.unique(file[others[asking]])
+        looked_at = [located.files[number].path for number in left_in.tolist()]
+    says_nothing = pc.equal(moved.column(MOVED), "").to_numpy()
+    untold = int(np.count_nonzero(follows_row & says_nothing))
+    moved = moved.drop_columns([name for name in (MOVED, BAD, UNAVAILABLE) if name in moved.column_names])
+    earlier = moved.filter(pa.array(others | ((base != NOWHERE) & ~found.is_after)))
+    whole.add(*moved.filter(pa.array(~others)).to_batches())
+    return Settled(int(np.count_nonzero(others)), untold, looked_at), earlier
+
+
+def _columns_known(removals: pa.Table) -> list[str]:
     """All columns that some of the removals know."""
     texts = pc.unique(removals.column(MOVED)).to_pylist()
     return sorted({name for text in texts for name in known_columns(text)} & set(removals.column_names))
@@ -48,7 +104,7 @@ def are_about_others(removals: pa.Table, rows: pa.Table) -> npt.NDArray[np.bool_
     the removal knows, and these differ. A null says nothing: the table may have got the column later.
 
     :param removals: with `_rowdelta_moved`.
-    :param rows: n rows with at least the columns that are known (`columns_known`).
+    :param rows: n rows with at least the columns that are known (`_columns_known`).
     """
     differs = np.zeros(len(removals), np.bool_)
     marks = storage(removals.column(MOVED)).dictionary_encode()

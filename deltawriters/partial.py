@@ -14,10 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, unavailable_columns
+from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, RowKind, sets_row, unavailable_columns
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, grouped
+from deltawriters.keyindex import IndexedFile
+from deltawriters.resolve import NOWHERE, IndexTask, rows_of
 from deltawriters.rowhash import row_hash
+from deltawriters.table import UnreadableRowsError
+from deltawriters.whole_changes import LastChanges, WholeChanges
 
 _RECORD = f"{PREFIX}record"
 
@@ -142,3 +146,112 @@ class Completed:
 
     def and_more(self, other: "Completed") -> "Completed":
         return Completed(self.rows + other.rows, [*self.files, *other.files], [*self.letters, *other.letters])
+
+
+def complete(kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTask) -> Completed:
+    """Make whole changes of partial rows.
+
+    Each takes the place of all changes of its key that came before it in the commit: these are dropped.
+
+    :param kept: the partial rows.
+    :param whole: gets the whole changes.
+    :param index: finds the table's rows.
+    :raises CorruptIndexError: a run of the index is damaged or missing.
+    """
+    partials, numbers, found = _standing(kept, whole)
+    base, m = found.base[numbers], len(whole.map)
+    in_buffer, in_table = np.flatnonzero(base >= m), np.flatnonzero(base == NOWHERE)
+    in_map = np.flatnonzero((base >= 0) & (base < m))
+    in_file = in_map[whole.map.file[base[in_map]] != NOWHERE]
+    if len(in_buffer):
+        in_buffer = in_buffer[sets_row(found.kinds[base[in_buffer]])]
+    gone = np.setdiff1d(np.arange(len(partials)), np.concatenate([in_buffer, in_table, in_file]))
+    letters = partials.letters(gone, "and the row was deleted before")
+
+    places = whole.map.file[base[in_file]], whole.map.pos[base[in_file]]
+    buffered = _dropped(found, whole, numbers[in_buffer], numbers[in_file])
+    whole.add(*partials.completed(in_buffer, buffered).to_batches())
+    if len(in_file):
+        letters += _complete_from(partials, base, whole, in_file, whole.readable_files(), *places)
+    if not len(in_table):
+        return Completed(letters=letters)
+
+    located, counts = rows_of(whole.table, index, whole.options.key, partials.rows.take(partials.last[in_table]))
+    if (counts == 0).any():
+        letters += partials.letters(in_table[counts == 0], "and the table has no row with this key")
+    if (counts > 1).any():  # which only another writer can have written
+        why = "and the table has several rows with this key"
+        letters += partials.letters(in_table[counts > 1], why, BadRecord.UNAVAILABLE_VALUE)
+    alone = counts[located.query] == 1
+    chosen, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
+    letters += _complete_from(partials, base, whole, chosen, located.files, file, pos)
+    return Completed(len(chosen), [located.files[number].path for number in np.unique(file).tolist()], letters)
+
+
+def _standing(kept: Sequence[pa.RecordBatch], whole: WholeChanges) -> tuple[Partials, Ints, LastChanges]:
+    """Find out what partial rows build on. What a TRUNCATE made void is left out.
+
+    :return: the partial rows that no whole change of their key comes after, and the numbers of their keys in the third.
+    """
+    partial, records = Partials.without_records(kept)
+    partial = whole.since_truncate(partial)
+    found = whole.last_changes(partial, np.full(len(partial), RowKind.UPDATE_AFTER, np.int8))
+    stays = np.flatnonzero((found.base[found.of] == NOWHERE) | found.is_after)
+    of_partial = found.of[stays]
+    partials = Partials.of(partial.take(pa.array(stays)), records, of_partial, found.rank[stays])
+    return partials, np.unique(of_partial), found
+
+
+def _dropped(found: LastChanges, whole: WholeChanges, in_buffer: Ints, in_file: Ints) -> pa.Table:
+    """Drop whole changes of some keys of partial rows: all from the buffer, and from the map those of the keys
+    `in_buffer`. The rows of the others stay until they are read again.
+
+    :param in_buffer: numbers of keys whose last whole change is in the buffer.
+    :param in_file: numbers of other keys.
+    :return: the last whole changes of the keys `in_buffer`.
+    """
+    m = len(whole.map)
+    is_dropped = np.zeros(len(found.base), np.bool_)
+    is_dropped[in_buffer] = True
+    whole.forget(np.flatnonzero(is_dropped[:m]))
+    is_dropped[in_file] = True
+    changes = whole.keep_buffered(~is_dropped[found.ids[m:]])
+    return changes.take(pa.array(found.base[in_buffer] - m))
+
+
+def _complete_from(
+    partials: Partials,
+    base: Ints,
+    whole: WholeChanges,
+    keys: Ints,
+    files: Sequence[IndexedFile],
+    file: Ints,
+    pos: Ints,
+) -> list[pa.StructArray]:
+    """Complete partial rows from rows of data files. Rows of the commit itself are dropped as soon as others take
+    their place.
+
+    :param base: the last whole change of each key of `partials`, or `NOWHERE`.
+    :param keys: numbers of n keys.
+    :param file: for each of the keys the number of the data file in `files`, and `pos` the position in it.
+    :return: the records that can't be completed since a file can't be read.
+    """
+    columns, letters = partials.lacked(keys), list[pa.StructArray]()
+
+    def add_completed(some: Ints, rows: pa.Table) -> None:
+        replaced = base[some]
+        if (replaced != NOWHERE).any():
+            whole.forget(replaced[replaced != NOWHERE])
+        whole.add(*partials.completed(some, rows).to_batches())
+
+    if not columns:
+        add_completed(keys, pa.table({}))
+        return letters
+    for here, rows in whole.table.rows_in_files(files, file, pos, columns):
+        if isinstance(rows, UnreadableRowsError):
+            # a file's path has values, those of its partition
+            why = str(rows) if whole.options.show_values else "the file of the table's row can't be read"
+            letters += partials.letters(keys[here], f"and {why}", BadRecord.UNAVAILABLE_VALUE)
+        else:
+            add_completed(keys[here], rows)
+    return letters

@@ -4,13 +4,14 @@ into the index.
 
 import json
 import time
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
 
+from changelog.rows import HASH
 from deltawriters.arrow_types import large_type, storage
 from deltawriters.collapse import Ints
 from deltawriters.content import ContentFile, DataFiles, OldRows, Partition, TaskId, by_file
@@ -145,6 +146,19 @@ def resolve(
         duplicates=len(located.query) - int(np.count_nonzero(known)),
         probe_seconds=probe_seconds,
     )
+
+
+def rows_of(table: TableSpec, index: IndexTask, key: Sequence[str], changes: pa.Table) -> tuple[Located, Ints]:
+    """Look up the keys of n changes.
+
+    :param changes: with the key columns and the high half of the key's hash.
+    :return: the rows found, and for each change their number.
+    :raises CorruptIndexError: a run of the index is damaged or missing.
+    """
+    high = storage(changes.column(HASH)).to_numpy().view(np.uint64)
+    low = low_hash(key_columns(table, changes.select(key)), index.slice.base)
+    located = index.slice.probe(high, low, index.first, index.last)
+    return located, np.bincount(located.query, minlength=len(changes))
 
 
 def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]:

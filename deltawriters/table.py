@@ -12,9 +12,10 @@ from pyiceberg.io import FileIO
 from pyroaring import BitMap64
 
 from deltawriters.arrow_types import as_table_types
-from deltawriters.collapse import Ints
+from deltawriters.collapse import Ints, grouped
 from deltawriters.content import ContentFile, DataFile, DataFiles, Partition, TaskId
 from deltawriters.deletes import FLUSH_THRESHOLD, Deletes, KeyDeletes
+from deltawriters.keyindex import IndexedFile
 from deltawriters.parquet import Compression, ParquetFacts, rows_at, rows_without
 from deltawriters.vectors import LostVectorError, bitmap
 
@@ -210,6 +211,27 @@ class TableSpec(ABC):
             parts = rows_without(self.io, file.path, left_out, file.part, projection.choose)
         for positions, rows in parts:
             yield positions, as_table_types(projection.project(rows, positions), projection.schema)
+
+    def rows_in_files(
+        self, files: Sequence[IndexedFile], file: Ints, pos: Ints, columns: Sequence[str]
+    ) -> Iterator[tuple[Ints, "pa.Table | UnreadableRowsError"]]:
+        """n rows of data files, in parts of a row group; see `rows`.
+
+        :param file: for each row the number of the data file in `files`, and `pos` the position in it.
+        :return: numbers of rows, and the rows, or why they can't be read.
+        """
+        for number, places in grouped(file):
+            here = places[np.argsort(pos[places], kind="stable")]
+            distinct, row_of = np.unique(pos[here], return_inverse=True)
+            done, start = 0, 0
+            try:
+                for read, rows in self.rows(DataFile(files[number]), at=distinct, columns=columns):
+                    stop = int(np.searchsorted(row_of, done + len(read)))
+                    repeats = stop - start > len(read)
+                    yield here[start:stop], rows.take(pa.array(row_of[start:stop] - done)) if repeats else rows
+                    done, start = done + len(read), stop
+            except UnreadableRowsError as error:
+                yield here[start:], error
 
     def deleted_in(self, files: Sequence[DataFile]) -> list[BitMap64]:
         """The positions that the table's deletes by position delete in each data file.

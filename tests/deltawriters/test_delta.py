@@ -23,8 +23,8 @@ from deltawriters import (
     FileContent,
     TaskId,
     arrow_types,
-    delta,
     resolve,
+    whole_changes,
 )
 from deltawriters.content import DataFiles, Partition
 from deltawriters.keyindex import IndexSlice, RunInfo, high_hash, low_hash
@@ -324,13 +324,13 @@ def test_more_text_of_keys_than_32_bit_offsets_reach(
     """The commit's keys are held in Arrow's large types then, and no array of the usual ones has more than it can."""
     monkeypatch.setattr(arrow_types, "MOST_TEXT", 1000)
     joined: list[pa.Table] = []
-    concat = delta._concat
+    concat = whole_changes.concat
 
     def joining(known: pa.Table | None, more: pa.Table) -> pa.Table:
         joined.append(concat(known, more))
         return joined[-1]
 
-    monkeypatch.setattr(delta, "_concat", joining)
+    monkeypatch.setattr(whole_changes, "concat", joining)
     names = [f"shop {n:094d}" for n in range(40)]
     batches = [
         batch(

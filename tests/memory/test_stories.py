@@ -22,7 +22,7 @@ from pyroaring import BitMap64
 from pyspark import SparkContext
 
 from changelog.rows import BAD
-from deltawriters import DeltaOptions, DeltaWriter, delta
+from deltawriters import DeltaOptions, DeltaWriter, partial, whole_changes
 from deltawriters.content import DataFile, Locations
 from deltawriters.resolve import NOWHERE
 from deltawriters.scratch import Scratch
@@ -254,13 +254,13 @@ def _leave_out_updates_that_are_kept(patch: pytest.MonkeyPatch) -> None:
 
 
 def _build_on_what_was_deleted(patch: pytest.MonkeyPatch) -> None:
-    original = DeltaWriter._standing
+    original = partial._standing
 
-    def standing(self: DeltaWriter, kept: list[pa.RecordBatch]) -> Any:
-        found = original(self, kept)
-        return replace(found, base=np.full(len(found.base), NOWHERE))
+    def standing(*args: Any) -> Any:
+        partials, numbers, found = original(*args)
+        return partials, numbers, replace(found, base=np.full(len(found.base), NOWHERE))
 
-    patch.setattr(DeltaWriter, "_standing", standing)
+    patch.setattr(partial, "_standing", standing)
 
 
 def _tell_one_task_of_a_truncate(patch: pytest.MonkeyPatch) -> None:
@@ -268,7 +268,7 @@ def _tell_one_task_of_a_truncate(patch: pytest.MonkeyPatch) -> None:
 
 
 def _keep_what_was_written_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(delta._KeyMap, "filter", lambda self, stays: self)
+    patch.setattr(whole_changes.KeyMap, "filter", lambda self, stays: self)
 
 
 def _look_up_rows_of_before_a_truncate(patch: pytest.MonkeyPatch) -> None:
