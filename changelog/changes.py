@@ -7,7 +7,7 @@ share.
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import pyarrow as pa
 
@@ -166,33 +166,32 @@ class BadOptionError(ValueError):
     """An option of the format has an invalid value. The records are right."""
 
 
-class Format(Protocol):
+class Format:
     """A wire format, made for one table: `changelog.formats` finds its class by name.
 
     A Spark task keeps the object for all its batches, so the object may use what it learned from earlier batches.
     """
 
+    OPTIONS: Mapping[str, tuple[str, ...]] = {}
+    """Name -> allowed values. The first value is the default; an empty tuple allows any value."""
+    REQUIRED: tuple[str, ...] = ()
+    """Names of the options that a user must set."""
+    DELETES_CARRY_ROW = False
+    """A delete has the old row's values, also those of columns that aren't in the key. If not, an update's old row may
+    have made-up values too (`changelog.made_up`).
+    """
+    STATES_KEY = False
+    """`changes` gives `MessageKey`s. If not, the format's tables need a configured `key`."""
+    NAMES_TABLE = False
+    """`changes` gives `TableNames`."""
+    MAY_LACK_VALUES = False
+    """`changes` gives `Changes.unavailable`."""
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+
     def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey | TableNames]:
         """The changes in raw records (`RAW_SCHEMA`). A record that occurs in no `Changes` and no `Rejected` is ignored,
         such as a tombstone.
         """
-
-
-class FormatType(Protocol):
-    """The class of a format. It has these attributes:
-
-    `OPTIONS`: name -> allowed values. The first value is the default; an empty tuple allows any value.
-    `REQUIRED`: names of the options that a user must set.
-    `DELETES_CARRY_ROW`: a delete has the old row's values, also those of columns that aren't in the key. If not, an
-    update's old row may have made-up values too (`changelog.made_up`).
-    `STATES_KEY`: `changes` gives `MessageKey`s. If a class lacks this attribute, it gives no `MessageKey`, and its
-    tables need a configured `key`.
-    `NAMES_TABLE`: `changes` gives `TableNames`. If a class lacks this attribute, it never does.
-    `MAY_LACK_VALUES`: `changes` gives `Changes.unavailable`. If a class lacks this attribute, it never does.
-    """
-
-    OPTIONS: Mapping[str, tuple[str, ...]]
-    REQUIRED: tuple[str, ...]
-    DELETES_CARRY_ROW: bool
-
-    def __call__(self, spec: ChangelogSpec) -> Format: ...
+        raise NotImplementedError

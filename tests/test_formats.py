@@ -5,7 +5,7 @@ and used.
 import importlib
 import json
 import re
-from collections.abc import Mapping
+import sys
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -14,10 +14,9 @@ import pyarrow as pa
 import pytest
 
 from changelog import formats
-from changelog.changes import Changes, Wire
+from changelog.changes import Changes, Format, Wire
 from changelog.formats.avro import Avro
 from changelog.rows import RowKind
-from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.table.plan import deletes_carry_row
 from tests.changelog import avro_messages, fuzz
@@ -110,15 +109,18 @@ def test_the_debezium_avro_example_is_a_real_message() -> None:
         assert real[10:].startswith("00" + example[1].replace(" ", ""))
 
 
-@pytest.fixture
-def own_format(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
-    """The page's example as an installed package. Its name."""
+@pytest.fixture(params=["(Format)", ""])
+def own_format(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    """The page's example as an installed package, also if its class isn't derived from `Format`. Its name."""
     entry = re.search(r"^(\w+) = \"(\w+)\.(\w+):(\w+)\"$", block(OWN, "toml"), re.MULTILINE)
     assert entry is not None
     name, package, module, made = entry.groups()
+    code = block(OWN, "python").replace("Lines(Format)", f"Lines{request.param}")
+    for loaded in (package, f"{package}.{module}"):
+        sys.modules.pop(loaded, None)
     (tmp_path / package).mkdir()
     (tmp_path / package / "__init__.py").touch()
-    (tmp_path / package / f"{module}.py").write_text(block(OWN, "python"), encoding="utf-8")
+    (tmp_path / package / f"{module}.py").write_text(code, encoding="utf-8")
     metadata = tmp_path / f"{package}-1.0.dist-info"
     metadata.mkdir()
     (metadata / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {package}\nVersion: 1.0\n", encoding="utf-8")
@@ -174,15 +176,10 @@ def test_a_registry_is_required(name: str) -> None:
     assert configured(name, **{"schema.registry.url": "http://localhost:8081"}).source.format_options
 
 
-class Crowded:
+class Crowded(Format):
     """Each record stands for as many inserts as its value says."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {}
-    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = True
-
-    def __init__(self, spec: ChangelogSpec) -> None:
-        pass
 
     def changes(self, records: pa.RecordBatch) -> Any:
         counts = [int(value) for value in records.column("value").to_pylist()]

@@ -1,7 +1,7 @@
 """Wire formats by name: our own formats, and formats of other packages.
 
-A package adds a format by an entry point of the group `rowdelta.formats`. The entry point names a class that has the
-attributes of `changelog.changes.FormatType`:
+A package adds a format by an entry point of the group `rowdelta.formats`. The entry point names a class, best one
+derived from `changelog.changes.Format`:
 
     [project.entry-points."rowdelta.formats"]
     my-format = "my_package.my_format:MyFormat"
@@ -10,7 +10,7 @@ attributes of `changelog.changes.FormatType`:
 from importlib import import_module
 from importlib.metadata import entry_points
 
-from changelog.changes import FormatType
+from changelog.changes import Format
 
 GROUP = "rowdelta.formats"
 
@@ -31,41 +31,18 @@ def names() -> list[str]:
     return sorted({*OURS, *(entry.name for entry in entry_points(group=GROUP))})
 
 
-def states_key(name: str) -> bool:
-    """Whether the format's messages can say which fields are the key.
-
-    :raises KeyError: there is no such format.
-    """
-    return bool(getattr(find(name), "STATES_KEY", False))
-
-
-def names_table(name: str) -> bool:
-    """Whether the format's messages say which table of the source they are about.
-
-    :raises KeyError: there is no such format.
-    """
-    return bool(getattr(find(name), "NAMES_TABLE", False))
-
-
-def may_lack_values(name: str) -> bool:
-    """Whether the format's updates may lack values (`changelog.changes.Changes.unavailable`).
-
-    :raises KeyError: there is no such format.
-    """
-    return bool(getattr(find(name), "MAY_LACK_VALUES", False))
-
-
-def find(name: str) -> FormatType:
+def find(name: str) -> type[Format]:
     """The format's class.
 
     :raises KeyError: there is no such format.
     """
     if name in OURS:
         module, _, attribute = OURS[name].partition(":")
-        found: FormatType = getattr(import_module(module), attribute)
+        found: type[Format] = getattr(import_module(module), attribute)
         return found
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            loaded: FormatType = entry.load()
-            return loaded
+            loaded: type[Format] = entry.load()
+            # a class that isn't derived from it gets what it doesn't say
+            return loaded if issubclass(loaded, Format) else type(loaded.__name__, (loaded, Format), {})
     raise KeyError(name)

@@ -22,12 +22,12 @@ the types.
 `order_by` names fields of the row. A tombstone has no row, so only key columns can order it.
 """
 
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 
 import numpy as np
 import pyarrow as pa
 
-from changelog.changes import Changes, MessageKey, Rejected, Wire
+from changelog.changes import Changes, Format, MessageKey, Rejected, Wire
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
 from changelog.parse import avro_records, schema_registry
@@ -39,20 +39,19 @@ from changelog.rows import BadRecord, RowKind
 from changelog.spec import ChangelogSpec
 
 
-class Avro:
+class Avro(Format):
     """Decodes plain Avro rows.
 
     :param spec: the table.
     :param schemas: returns the source of schemas; None means the registry in the spec's options.
     """
 
-    REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
-    DELETES_CARRY_ROW = False
+    REQUIRED = schema_registry.REQUIRED
     STATES_KEY = True
-    OPTIONS: Mapping[str, tuple[str, ...]] = schema_registry.OPTIONS
+    OPTIONS = schema_registry.OPTIONS
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
-        self._spec = spec
+        super().__init__(spec)
         schemas = schemas or avro_records.registry(spec)
         self._columns = [column.field for column in spec.columns]
         self._key = [column.field for column in spec.columns if column.name in spec.key]

@@ -23,7 +23,7 @@ nobody can tell which element belongs to which row. If an element then has a key
 bad record. See `MQMessageUtils.messageConverter` in alibaba/canal.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import replace
 
 import numpy as np
@@ -34,19 +34,17 @@ import pyarrow.compute as pc
 from changelog.changes import Changes, Rejected, Wire, WireType
 from changelog.formats.row_images import (
     INTEGER,
-    MISSING_ARE_UNAVAILABLE,
-    MISSING_COLUMNS,
     NAMES,
     PARTITION_REMOVED,
     TEXT,
     Fields,
+    ImageFormat,
     ImageReader,
     Lacks,
     Operations,
     Rows,
     Spelled,
     at_field,
-    each,
     epoch,
     is_binary,
     rejected,
@@ -55,7 +53,7 @@ from changelog.formats.row_images import (
     stated_keys,
     text,
 )
-from changelog.parse.json_records import JsonReader, Leaf, ListOf, Object, Parsed
+from changelog.parse.json_records import Leaf, ListOf, Object, Parsed
 from changelog.rows import BadRecord, RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec, ColumnSpec
@@ -76,21 +74,11 @@ MOST_ROWS = 1 << 15
 """A message may have so many rows. Each row may give a -U and a +U (`changelog.decoding.CHANGES_PER_RECORD`)."""
 
 
-class CanalJson:
+class CanalJson(ImageFormat):
     """Decodes Canal's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
-    REQUIRED: tuple[str, ...] = ()
-    DELETES_CARRY_ROW = True
-    STATES_KEY = True
-    NAMES_TABLE = True
-    MAY_LACK_VALUES = True
-
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
-        self._images = ImageReader(
-            spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL"
-        )
+        images = ImageReader(spec, _spell, likely=(pa.string(),), log_whole_rows="Set binlog_row_image=FULL in MySQL")
         self._kept = [column.field for column in spec.columns if column.name in spec.kept_by_removals]
         fields: Fields = {
             "database": TEXT,
@@ -100,16 +88,13 @@ class CanalJson:
             "es": INTEGER,
             "sql": TEXT,
             "pkNames": NAMES,
-            "data": ListOf(self._images.whole()),
-            "old": ListOf(self._images.before()),
+            "data": ListOf(images.whole()),
+            "old": ListOf(images.before()),
             "_tidb": Object({"onlyHandleKey": Leaf((pa.bool_(),)), "claimCheckLocation": TEXT}),
         }
-        self._reader = JsonReader(self._images.message(fields))
+        super().__init__(spec, images, fields)
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
-        return each(self._reader, records, self._messages)
-
-    def _messages(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         message = found.values
         yield table_names(found.record, at_field(message, "database"), at_field(message, "table"))
         op = text(at_field(message, "type"))

@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import BadOptionError, Changes, Rejected, TableNames, Wire
+from changelog.changes import BadOptionError, Changes, Format, Rejected, TableNames, Wire
 from changelog.formats.row_images import differ, epoch, truncated
 from changelog.key_values import KeyReader
 from changelog.moves import moved_away
@@ -608,3 +608,23 @@ def source_time(count: int, places: Iterable[tuple[str, pa.Array | None]]) -> pa
         if values is not None:
             result = pc.coalesce(result, epoch(values, 1 if name.endswith("_us") else 1000))
     return result
+
+
+class DebeziumFormat(Format):
+    """What JSON and Avro have in common."""
+
+    OPTIONS: Mapping[str, tuple[str, ...]] = {
+        FLATTENED: ("false", "true"),
+        "add.fields.prefix": (),
+        TOMBSTONES: ("delete", "ignore"),
+        UNAVAILABLE: (),
+    }
+    STATES_KEY = True
+    NAMES_TABLE = True
+    MAY_LACK_VALUES = True
+
+    def __init__(self, spec: ChangelogSpec) -> None:
+        placeholder(spec)  # raises at once if the option is malformed
+        super().__init__(spec)
+        self._flattened = is_flattened(spec)
+        self._tombstones = Tombstones(spec)

@@ -40,29 +40,18 @@ from changelog.spec import ChangelogSpec
 _SOURCE_TIME: tuple[Path, ...] = (("source", "ts_us"), ("source", "ts_ms"), ("ts_ms",))
 
 
-class DebeziumAvro:
+class DebeziumAvro(debezium.DebeziumFormat):
     """Decodes Debezium records.
 
     :param spec: the table.
     :param schemas: returns the source of schemas; None means the registry in the spec's options.
     """
 
-    REQUIRED: tuple[str, ...] = schema_registry.REQUIRED
-    DELETES_CARRY_ROW = False
-    STATES_KEY = True
-    NAMES_TABLE = True
-    MAY_LACK_VALUES = True
-    OPTIONS: Mapping[str, tuple[str, ...]] = {
-        **schema_registry.OPTIONS,
-        debezium.FLATTENED: ("false", "true"),
-        "add.fields.prefix": (),
-        debezium.TOMBSTONES: ("delete", "ignore"),
-        debezium.UNAVAILABLE: (),
-    }
+    REQUIRED = schema_registry.REQUIRED
+    OPTIONS: Mapping[str, tuple[str, ...]] = {**schema_registry.OPTIONS, **debezium.DebeziumFormat.OPTIONS}
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
-        debezium.placeholder(spec)  # raises at once if the option is malformed
-        self._spec = spec
+        super().__init__(spec)
         schemas = schemas or avro_records.registry(spec)
         self._columns = [column.field for column in spec.columns]
         self._order = avro_records.order_paths(spec)
@@ -70,12 +59,10 @@ class DebeziumAvro:
         self._added = debezium.added_fields(spec, self._prefix)
         # a prefix tells the transform's fields from the row's
         self._names = debezium.added_names(self._prefix) if self._prefix else {}
-        self._flattened = debezium.is_flattened(spec)
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._befores = AvroReader(schemas, self._before_plan)
         self._keys = KeyReader(spec, schemas=schemas)
         self._message_keys = MessageKeys(schemas)
-        self._tombstones = debezium.Tombstones(spec)
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         if not self._spec.inserts_only:

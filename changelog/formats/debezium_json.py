@@ -46,29 +46,20 @@ _READERS = 64
 Fields = Mapping[str, WireType]
 
 
-class DebeziumJson:
+class DebeziumJson(debezium.DebeziumFormat):
     """Decodes Debezium records."""
 
-    REQUIRED: tuple[str, ...] = ()
-    DELETES_CARRY_ROW = False
-    STATES_KEY = True
-    NAMES_TABLE = True
-    MAY_LACK_VALUES = True
     OPTIONS: Mapping[str, tuple[str, ...]] = {
         readings.DECIMALS: ("precise", "string", "double"),
         readings.TIME_UNITS: ("adaptive", "adaptive_time_microseconds", "microseconds", "connect", "isostring"),
         readings.BINARIES: ("bytes", "base64", "base64-url-safe", "hex"),
         _MILLISECONDS: (),
-        debezium.FLATTENED: ("false", "true"),
         debezium_rows.ROWS: ("plain", debezium_rows.DOCUMENTS, debezium_rows.CELLS),
-        "add.fields.prefix": (),
-        debezium.TOMBSTONES: ("delete", "ignore"),
-        debezium.UNAVAILABLE: (),
+        **debezium.DebeziumFormat.OPTIONS,
     }
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        debezium.placeholder(spec)  # raises at once if the option is malformed
-        self._spec = spec
+        super().__init__(spec)
         options = debezium_rows.implied_options(spec.options)
         implied = [(c.field, _implied(c.type, c.is_uuid, options)) for c in spec.columns]
         # of several columns of one field, one that says how it is spelled counts
@@ -76,10 +67,8 @@ class DebeziumJson:
         in_millis = spec.options.get(_MILLISECONDS, ())
         for name in (in_millis,) if isinstance(in_millis, str) else in_millis:
             self._implied[name] = WireType("int64", "io.debezium.time.Timestamp", setting=readings.TIME_UNITS)
-        self._flattened = debezium.is_flattened(spec)
         self._keys = KeyReader(spec, self._implied)
         self._message_keys = MessageKeys()
-        self._tombstones = debezium.Tombstones(spec)
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:

@@ -33,18 +33,18 @@ from changelog.formats.row_images import (
     MISSING_ARE_NULL,
     MISSING_COLUMNS,
     TEXT,
+    ImageFormat,
     ImageReader,
     Lacks,
     Operations,
     Rows,
     Spelled,
     at_field,
-    each,
     is_binary,
     text,
     timestamps,
 )
-from changelog.parse.json_records import JsonReader, Object, Parsed
+from changelog.parse.json_records import Object, Parsed
 from changelog.rows import RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec, ColumnSpec
@@ -64,28 +64,22 @@ RECORD_TYPES = Operations("metadata.record-type", {"data": RowKind.INSERT}, igno
 _TRUNCATES = ("truncate", "truncate-table")
 
 
-class DmsJson:
+class DmsJson(ImageFormat):
     """Decodes records of DMS."""
 
     OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_NULL, "before.image": ()}
-    REQUIRED: tuple[str, ...] = ()
     DELETES_CARRY_ROW = False
-    NAMES_TABLE = True
-    MAY_LACK_VALUES = True
+    STATES_KEY = False
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
-        self._images = ImageReader(
+        images = ImageReader(
             spec, _spell, missing=MISSING_ARE_NULL, log_whole_rows="Have the source database log whole rows"
         )
         self._before = str(spec.options.get("before.image", "before-image"))
         names = dict.fromkeys(("operation", "record-type", "timestamp", "schema-name", "table-name"), TEXT)
         metadata = Object(names)
-        fields = {"metadata": metadata, "data": self._images.whole(), self._before: self._images.before()}
-        self._reader = JsonReader(self._images.message(fields))
-
-    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
-        return each(self._reader, records, self._changes)
+        fields = {"metadata": metadata, "data": images.whole(), self._before: images.before()}
+        super().__init__(spec, images, fields)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         metadata = at_field(found.values, "metadata")

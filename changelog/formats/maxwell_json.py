@@ -19,26 +19,24 @@ them. A field that an update lacks has the value that the table's row has (MySQL
 null`, a missing field is null. Maxwell never sends TRUNCATE. See maxwells-daemon.io/dataformat.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.formats.row_images import (
     INTEGER,
-    MISSING_ARE_UNAVAILABLE,
-    MISSING_COLUMNS,
     NAMES,
     PARTITION_REMOVED,
     TEXT,
     Fields,
+    ImageFormat,
     ImageReader,
     Lacks,
     Operations,
     Rows,
     at_field,
     bytes_type,
-    each,
     epoch,
     rejected,
     removes_partition,
@@ -47,7 +45,7 @@ from changelog.formats.row_images import (
     stated_keys,
     text,
 )
-from changelog.parse.json_records import JsonReader, Parsed
+from changelog.parse.json_records import Parsed
 from changelog.rows import BadRecord, RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec
@@ -69,19 +67,11 @@ OPERATIONS = Operations(
 )
 
 
-class MaxwellJson:
+class MaxwellJson(ImageFormat):
     """Decodes Maxwell's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
-    REQUIRED: tuple[str, ...] = ()
-    DELETES_CARRY_ROW = True
-    STATES_KEY = True
-    NAMES_TABLE = True
-    MAY_LACK_VALUES = True
-
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
-        self._images = ImageReader(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
+        images = ImageReader(spec, spell_plain, bytes_type, log_whole_rows="Set binlog_row_image=FULL in MySQL")
         fields: Fields = {
             "database": TEXT,
             "table": TEXT,
@@ -89,13 +79,10 @@ class MaxwellJson:
             "ts": INTEGER,
             "sql": TEXT,
             "primary_key_columns": NAMES,
-            "data": self._images.whole(),
-            "old": self._images.before(),
+            "data": images.whole(),
+            "old": images.before(),
         }
-        self._reader = JsonReader(self._images.message(fields))
-
-    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
-        return each(self._reader, records, self._changes)
+        super().__init__(spec, images, fields)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         message = found.values

@@ -17,30 +17,28 @@ for `omitNullColumnValues`. Bytes are base64. `op_ts` is read as UTC. See "Using
 GoldenGate for Big Data.
 """
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.formats.row_images import (
-    MISSING_ARE_UNAVAILABLE,
-    MISSING_COLUMNS,
     NAMES,
     TEXT,
     Fields,
+    ImageFormat,
     ImageReader,
     Lacks,
     Operations,
     Rows,
     at_field,
     bytes_type,
-    each,
     spell_plain,
     stated_keys,
     text,
     timestamps,
 )
-from changelog.parse.json_records import JsonReader, Leaf, Parsed
+from changelog.parse.json_records import Leaf, Parsed
 from changelog.rows import RowKind
 from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec
@@ -54,35 +52,24 @@ _IS_MISSING = "_isMissing"
 """What `includeIsMissingFields` appends to a column's name, for whether the trail has no value of it."""
 
 
-class OggJson:
+class OggJson(ImageFormat):
     """Decodes GoldenGate's records."""
 
-    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
-    REQUIRED: tuple[str, ...] = ()
-    DELETES_CARRY_ROW = True
-    STATES_KEY = True
-    NAMES_TABLE = True
-    MAY_LACK_VALUES = True
-
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
-        self._images = ImageReader(
+        images = ImageReader(
             spec, spell_plain, bytes_type, log_whole_rows="Set NOCOMPRESSUPDATES in GoldenGate's extract"
         )
         marks = {column.field + _IS_MISSING: Leaf((pa.bool_(),)) for column in spec.columns}
-        flags = marks if self._images.may_be_partial else {}
+        flags = marks if images.may_be_partial else {}
         fields: Fields = {
             "table": TEXT,
             "op_type": TEXT,
             "op_ts": TEXT,
             "primary_keys": NAMES,
-            "before": self._images.before(),
-            "after": self._images.whole(flags),
+            "before": images.before(),
+            "after": images.whole(flags),
         }
-        self._reader = JsonReader(self._images.message(fields))
-
-    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
-        return each(self._reader, records, self._changes)
+        super().__init__(spec, images, fields)
 
     def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
         message = found.values

@@ -6,7 +6,7 @@
 | update    | +U of the new image; before it -U of the old image, if needed (changelog mode, or the key changed) |
 | delete    | -D of the removed image |
 
-A format's module reads its messages (`read`), tells their operations (`Operations`), and passes the rows to
+A format's class (`ImageFormat`) reads its messages, tells their operations (`Operations`), and passes the rows to
 `ImageReader.changes` (as `Rows`).
 """
 
@@ -24,7 +24,7 @@ import pyarrow.compute as pc
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import Changes, MessageKey, Rejected, Truncates, Wire, WireType
+from changelog.changes import Changes, Format, MessageKey, Rejected, Truncates, Wire, WireType
 from changelog.parse.json_records import JsonReader, Leaf, ListOf, Object, Parsed, parse
 from changelog.paths import at_path, with_path
 from changelog.rows import PREFIX, BadRecord, RowKind
@@ -365,6 +365,32 @@ class ImageReader:
             metadata=metadata,
             unavailable={name: where(flags) for name, flags in (unavailable or {}).items()},
         )
+
+
+class ImageFormat(Format):
+    """Decodes messages with images of rows.
+
+    :param images: reads the images.
+    :param fields: the fields of a message.
+    """
+
+    OPTIONS: Mapping[str, tuple[str, ...]] = {MISSING_COLUMNS: MISSING_ARE_UNAVAILABLE}
+    DELETES_CARRY_ROW = True
+    STATES_KEY = True
+    NAMES_TABLE = True
+    MAY_LACK_VALUES = True
+
+    def __init__(self, spec: ChangelogSpec, images: ImageReader, fields: Fields) -> None:
+        super().__init__(spec)
+        self._images = images
+        self._reader = JsonReader(images.message(fields))
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
+        return each(self._reader, records, self._changes)
+
+    def _changes(self, records: pa.RecordBatch, found: Parsed) -> Iterator[Found]:
+        """The changes of messages of one spelling."""
+        raise NotImplementedError
 
 
 def truncated(spec: ChangelogSpec, record: pa.Array, order: Sequence[Wire]) -> Truncates:

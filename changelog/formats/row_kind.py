@@ -22,7 +22,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.sql.pandas.types import to_arrow_type
 
-from changelog.changes import COLUMNS, Changes, Rejected, Wire, WireType
+from changelog.changes import COLUMNS, Changes, Format, Rejected, Wire, WireType
 from changelog.formats.row_images import TEXT, at_field, bytes_type, each, rejected, text
 from changelog.message_keys import MessageKeys
 from changelog.parse.json_records import JsonReader, Leaf, Object, Parsed
@@ -32,16 +32,6 @@ from changelog.shown_values import shown_texts
 from changelog.source_tables import Found
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import json_candidates
-
-OPTIONS: Mapping[str, tuple[str, ...]] = {
-    "column": (),
-    "column_type": ("string", "integer"),
-    "insert": (),
-    "update": (),
-    "update_before": (),
-    "delete": (),
-}
-"""`column_type` is for Parquet files: Spark reads the column as this type."""
 
 _ROW_OPERATIONS = {"1": RowKind.DELETE, "2": RowKind.UPDATE_AFTER, "3": RowKind.INSERT}
 _MAPPED = {
@@ -84,16 +74,19 @@ class Kinds:
         return pa.array([int(kind) for kind in self.meanings.values()], pa.int8()).take(places)
 
 
-class RowKindRows:
+class RowKindRows(Format):
     """Decodes rows."""
 
-    OPTIONS = OPTIONS
-    REQUIRED: tuple[str, ...] = ()
+    OPTIONS: Mapping[str, tuple[str, ...]] = {
+        "column": (),
+        "column_type": ("string", "integer"),  # for Parquet files: Spark reads the column as this type
+        **dict.fromkeys(_MAPPED, ()),
+    }
     DELETES_CARRY_ROW = True
     STATES_KEY = True
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        self._spec = spec
+        super().__init__(spec)
         self._kinds = Kinds.of(spec.options)
         self._message_keys = MessageKeys()
         fields: dict[str, Leaf | Object] = {}

@@ -205,7 +205,7 @@ class Config(Section):
         """:raises MisplacedError: the table picks messages by a name that they don't have."""
         given = {"source_tables": table.source_tables != [], "other_tables": table.other_tables != "reject"}
         for name, is_given in given.items():
-            if is_given and not formats.names_table(self.source.format):
+            if is_given and not formats.find(self.source.format).NAMES_TABLE:
                 raise MisplacedError(
                     f"messages of the format {self.source.format} don't say of which table they are. Leave {name} out",
                     *("tables", number, name),
@@ -236,7 +236,7 @@ class Config(Section):
             return
         if self.source.type == "files":
             reason = "files have no message keys"
-        elif not formats.states_key(self.source.format):
+        elif not formats.find(self.source.format).STATES_KEY:
             reason = f"messages of the format {self.source.format} don't say which columns are the key"
         else:
             return

@@ -141,7 +141,7 @@ def open_table(
         if key.messages:
             properties[property_name(config)] = key.to_json()
         is_inferred = types is not None or (key.columns and not key.configured)
-        if is_inferred and not plan.changelog.source_tables and formats.names_table(config.source.format):
+        if is_inferred and not plan.changelog.source_tables and formats.find(config.source.format).NAMES_TABLE:
             tables = SourceTables(tuple(sample.source_tables())[:1], plan.changelog.is_mixed)
             plan = replace(plan, changelog=tables.of(plan.changelog))  # the first micro-batch may begin with another
             properties[source_tables_property(config)] = tables.to_json()
@@ -423,7 +423,7 @@ def _changelog(
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())
             if isinstance(types.get(name), T.StringType | T.BinaryType)
         ),
-        keeps_unavailable=section.keeps_unavailable and formats.may_lack_values(config.source.format),
+        keeps_unavailable=section.keeps_unavailable and formats.find(config.source.format).MAY_LACK_VALUES,
     )
 
 

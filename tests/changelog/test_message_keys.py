@@ -173,7 +173,7 @@ def test_a_decoder_reports_the_first_place_of_each_key() -> None:
 
 
 def test_which_formats_state_keys() -> None:
-    assert [name for name in formats.OURS if not formats.states_key(name)] == ["dms-json"]
+    assert [name for name in formats.OURS if not formats.find(name).STATES_KEY] == ["dms-json"]
 
 
 @pytest.mark.parametrize("key", [None, '{"foo":1}'])
