@@ -41,6 +41,7 @@ from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played, shrunk
 from tests.memory.table import MemoryTable
 from tests.memory.writers import MemoryTableSpec
+from tests.rewrites import ALL_FILES
 
 ROOT = Path(__file__).parents[2]
 STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "300"))
@@ -348,7 +349,6 @@ def _move_rows_of_files_that_others_changed(patch: pytest.MonkeyPatch) -> None:
     "mistake",
     [
         _copy_rows_that_are_deleted,
-        _copy_rows_that_others_have_deleted,
         _forget_where_rows_were_copied,
         _drop_runs_with_live_rows,
         _leave_superseded_rows_in_files,
@@ -379,15 +379,55 @@ def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
         assert any(_is_found(Story.random(seed), tmp_path / "story") for seed in range(1000))
 
 
-@pytest.mark.parametrize(
-    "mistake", [_carry_nothing_over, _take_moved_rows_for_the_newest, _move_rows_of_files_that_others_changed]
-)
+@pytest.mark.parametrize("mistake", [_carry_nothing_over, _take_moved_rows_for_the_newest])
 def test_stories_find_a_mistake_of_rewrites(mistake: Patch, tmp_path: Path) -> None:
     """Of those beside the stream, in stories that have some."""
     stories = (replace(Story.random(seed), rewrites=True, deletes="position") for seed in range(1000))
     with pytest.MonkeyPatch.context() as patch:
         mistake(patch)
         assert any(_is_found(story, tmp_path / "story") for story in stories)
+
+
+VALUES = 9
+"""Others delete the rows of one of so many values: one row of a file that has a row of each."""
+
+
+def copied_after_a_delete(folder: Path) -> None:
+    """A file that is copied has a row that others have deleted, which may be one of those that the source sets."""
+    operations = (Operation("set", key, value=key % VALUES) for key in (*range(VALUES), 0, 1))
+    processes = (Process((VALUES,), then=("delete",)), Process((2,)))
+    played(Story(tuple(operations), processes, deletes="copy-on-write"), folder)
+
+
+def rewritten_during_a_delete(folder: Path) -> None:
+    """Others delete a row of two files whose rows were moved, and the sink hears of it by its next micro-batch."""
+    operations = (Operation("set", key, value=key % VALUES) for key in (*range(VALUES), VALUES))
+    player = Player(Story(tuple(operations), ()), folder)
+    sink = player.opened(Clock())
+    for size in (VALUES - 1, 1):
+        player._apply(sink, size)
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert sink.upkeep.write_rewrite(begun)
+    player._others("delete")
+    player._apply(sink, 1)
+    sink.upkeep.end_rewrite(begun)
+    player.check()
+
+
+@pytest.mark.parametrize(
+    ("mistake", "play"),
+    [
+        (_copy_rows_that_others_have_deleted, copied_after_a_delete),
+        (_move_rows_of_files_that_others_changed, rewritten_during_a_delete),
+    ],
+)
+def test_a_mistake_that_chance_seldom_finds(mistake: Patch, play: Callable[[Path], None], tmp_path: Path) -> None:
+    play(tmp_path / "right")
+    with pytest.MonkeyPatch.context() as patch:
+        mistake(patch)
+        with pytest.raises(AssertionError, match="too much after"):
+            play(tmp_path / "wrong")
 
 
 @pytest.mark.parametrize("what", ["append again", "delete"])
