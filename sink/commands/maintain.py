@@ -209,7 +209,7 @@ def _rewrite(sink: TableSink, result: Maintained, options: RewriteOptions, only:
             if len(begun.groups) == 1 and begun.index_lost is None:  # else they come again
                 result.failed_groups += 1
                 failed |= begun.paths
-        elif begun.merges_deletes:
+        elif begun.chosen.merges_deletes:
             result.merged_delete_files += done.touched
             result.rewritten_bytes += done.bytes
         else:

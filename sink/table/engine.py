@@ -1,6 +1,6 @@
 """The seam between what decides about a table and what runs its tasks.
 
-`TableSink`, `KeyIndex` and `MinorCompaction` decide what is written and committed. They know plain values only: an
+`TableSink`, `KeyIndex` and `Rewriting` decide what is written and committed. They know plain values only: an
 engine runs the programs of tasks (`sink.spark.tasks`) on records and data files, as plans say (`sink.plans`), and tells
 what came of it. The engine of every run is Spark (`sink.spark.engine`).
 """

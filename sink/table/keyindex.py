@@ -63,13 +63,13 @@ class Pin:
         other meanwhile, and later runs with each other.
     :param sequence: age of the entries that say where the rows are then: between those of the state and later ones.
     :param hash: how keys are hashed.
-    :param base: the snapshot of the state.
+    :param version: the index's version then.
     """
 
     slice: IndexSlice
     sequence: int
     hash: KeyHash
-    base: int | None
+    version: IndexVersion
 
 
 @dataclass(frozen=True)
@@ -403,44 +403,24 @@ class KeyIndex:
         """
         return self._synchronized().vectors.get(path)
 
-    def prepare_rewrite(
-        self, operation: str, gone: Iterable[str], runs: Sequence[RunInfo], scratch: Scratch
-    ) -> IndexCommit:
-        """Like `prepare`, for a commit that moves rows to new data files.
+    def pin(self, *, hold: bool) -> Pin:
+        """The current state, to move rows from it.
 
-        :param operation: name of the commit.
-        :param gone: the old data files.
-        :param runs: entries of the rows in their new files.
-        :param scratch: see `prepare`.
-        """
-        version = self._synchronized()
-        removed, sequence = set(gone), self.next_sequence
-        all_runs = (*version.runs, *runs)
-        prepared = replace(
-            version,
-            sequence=sequence,
-            runs=all_runs,
-            dead=self._still_dead(dict(version.dead) | dict.fromkeys(removed, sequence), all_runs),
-            vectors=version.vectors.changed(dict.fromkeys(removed)),
-            parquet_deletes={path: files for path, files in version.parquet_deletes.items() if path not in removed},
-        )
-        stored = self._prepared_as(operation, prepared, scratch)
-        return IndexCommit(self._base, stored, (), _vectors_of(version, removed), ())
-
-    def pin(self) -> Pin:
-        """Hold the current state, so that rows can be moved from it while micro-batches go on. There is one pin at a
-        time.
+        :param hold: while micro-batches go on. There is one such pin at a time.
         """
         sequence = self.next_sequence
-        self._version = replace(self._synchronized(), sequence=sequence)  # later entries are newer than the moved rows'
-        self._unpin()
-        held = replace(self.slice(), merge=(), drop_tombstones=False)
-        self._pin = Pin(held, sequence, self.key_hash(self._table.spec), self._base)
-        return self._pin
+        # later entries are newer than the moved rows'
+        self._version = version = replace(self._synchronized(), sequence=sequence)
+        state = replace(self.slice(), merge=(), drop_tombstones=False)
+        pin = Pin(state, sequence, self.key_hash(self._table.spec), version)
+        if hold:
+            self._unpin()
+            self._pin = pin
+        return pin
 
     def holds(self, pin: Pin) -> bool:
         """Whether the pin's state is still there: the index wasn't built again since."""
-        return self._pin is pin
+        return self._pin is pin or self._version is pin.version
 
     def release(self, pin: Pin) -> None:
         """The state needn't stay any longer."""
@@ -472,7 +452,7 @@ class KeyIndex:
         :return: None if others have changed one of the old files, or the index was built again: the rewrite gives way.
         """
         version, removed = self._synchronized(), set(gone)
-        if self._pin is not pin:
+        if not self.holds(pin):
             return None
         if any(version.dead.get(path, -1) > pin.sequence for path in removed):
             return None

@@ -1,9 +1,15 @@
 """Which data files a rewrite takes: those that cost a reader most for each byte that is written again."""
 
+import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
+from itertools import islice
 
 from deltawriters.delete_files import RewriteGroup
+from sink.table.open_table import OpenTable
+from sink.table.rewriting import Chosen, paths_of
+from sink.targets.notes import REWRITE
 from sink.targets.upkeep_values import AppliedDeletes, Rewritable
 
 OPEN_COST = 4 * 1024 * 1024
@@ -20,6 +26,7 @@ _DELETES_COST = 0.3
 """
 FEW_OPENED = 4
 """A commit must be worth as many bytes as a reader could scan while it opens so many files, however small the table."""
+_FAILED_SECONDS = 3600.0
 _MOST_POSITIONS = 8_000_000
 """Positions that a task merges at once. It holds 16 bytes of each, and as much again to sort them."""
 
@@ -48,6 +55,77 @@ class RewriteOptions:
     max_file_group_size: int = 512 * 1024 * 1024
     max_concurrent_groups: int = 1
     least_gain: int = 1
+
+
+class DearFiles:
+    """Chooses the files of one table's rewrites beside the stream."""
+
+    def __init__(self, opened: OpenTable) -> None:
+        self._open = opened
+        self._failed: dict[str, float] = {}
+        """When files could not be rewritten, by path. Others come first then."""
+        self._alone: dict[str, float] = {}
+        """When files of several groups failed together, or gave way. They are tried group by group, so that one bad
+        file stops no other.
+        """
+
+    def choose(
+        self,
+        options: RewriteOptions,
+        most_bytes: int | None = None,
+        only: Collection[str] | None = None,
+        but: Collection[str] = (),
+    ) -> Chosen | None:
+        """Choose what pays most. None if nothing pays.
+
+        :param most_bytes: don't rewrite more than this. None if it doesn't matter.
+        :param only: paths of the data files that may be rewritten. None for all.
+        :param but: paths of files that may not be rewritten.
+        :raises TemporaryError: see `Upkeep.rewritables`.
+        """
+        oldest, spec = time.monotonic() - _FAILED_SECONDS, self._open.spec
+        self._failed = {path: at for path, at in self._failed.items() if at > oldest}
+        self._alone = {path: at for path, at in self._alone.items() if at > oldest}
+        left_out = self._failed.keys() | but
+        if options.target_file_size is not None:
+            spec = spec.with_target_file_size(options.target_file_size)
+        most = None if self._open.is_guest else 1  # no micro-batch waits for a guest, so it may take long
+        for part in islice(self._open.table.upkeep().rewritables(), most):
+            files = [
+                file for file in part if file.file.path not in left_out and (only is None or file.file.path in only)
+            ]
+            found = chosen(files, options, spec.target_file_size, most_bytes)
+            groups = self._together(
+                (group for group in found if not left_out & paths_of(group)), options.max_concurrent_groups, most_bytes
+            )
+            if groups:
+                return Chosen(
+                    "rewrite",
+                    spec,
+                    groups,
+                    {REWRITE: str(sum(len(paths_of(group)) for group in groups))},
+                    is_counted=most_bytes is not None,
+                    set_aside=partial(self._set_aside, groups),
+                )
+        return None
+
+    def _together(self, groups: Iterator[RewriteGroup], most: int, most_bytes: int | None) -> tuple[RewriteGroup, ...]:
+        """The first groups, as many as may be rewritten at the same time. Delete files are merged by themselves."""
+        found, size = list[RewriteGroup](), 0
+        for group in groups:
+            is_alone = not group.files or not self._alone.keys().isdisjoint(paths_of(group))
+            size += group.size_in_bytes
+            if found and (is_alone or (most_bytes is not None and size > most_bytes)):
+                break
+            found.append(group)
+            if is_alone or len(found) == most:
+                break
+        return tuple(found)
+
+    def _set_aside(self, groups: Sequence[RewriteGroup]) -> None:
+        """Don't try the same again at once."""
+        into = self._alone if len(groups) > 1 else self._failed
+        into |= dict.fromkeys((path for group in groups for path in paths_of(group)), time.monotonic())
 
 
 @dataclass(frozen=True)

@@ -8,18 +8,17 @@ from datetime import timedelta
 from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
-from sink.errors import RowdeltaError, TableGoneError
-from sink.spark.job_errors import before_commit
-from sink.table.minor_compaction import MinorCompaction
+from sink.errors import TableGoneError
+from sink.table.minor_compaction import SmallFiles
 from sink.table.observer import RewriteDone, live_files, nobody
 from sink.table.open_table import OpenTable
-from sink.table.rewrite_plan import RewriteOptions
-from sink.table.rewriting import KIND, Rewriting, RunningRewrite
+from sink.table.rewrite_plan import DearFiles, RewriteOptions
+from sink.table.rewriting import Rewriting, RunningRewrite
 from sink.table.stale_deletes import StaleDeletes
 from sink.targets.own_state import COUNTED, is_cleaning_due, note_cleaning, rewrite_credit
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import Compacted
-from sink.targets.values import CommitUnknownError, StoredPosition
+from sink.targets.values import StoredPosition
 
 
 class TableUpkeep:
@@ -31,9 +30,10 @@ class TableUpkeep:
     def __init__(self, config: Config, opened: OpenTable) -> None:
         self._config = config
         self._open = opened
-        self._minor_compaction = MinorCompaction(opened)
         self.stale_deletes = StaleDeletes(opened.table, opened.plan.section, opened.prefix, opened.io_of)
         self._rewriting = Rewriting(opened)
+        self._small_files = SmallFiles(opened)
+        self._dear_files = DearFiles(opened)
 
     @property
     def settings(self) -> MaintenanceSection:
@@ -60,36 +60,22 @@ class TableUpkeep:
         table.set_property(name, str(int(table.property(name) or 0) + done.bytes))
         table.refresh()
         live = live_files(table) if observer is not nobody else None
-        observer(RewriteDone(table.name, KIND, done.touched, done.written, done.bytes, 0.0, done.seconds, live))
+        observer(RewriteDone(table.name, "rewrite", done.touched, done.written, done.bytes, 0.0, done.seconds, live))
 
     def count(self, files: int) -> None:
         """Count the files that a micro-batch has added."""
-        self._minor_compaction.count(files)
+        self._small_files.count(files)
 
     def tend(self) -> None:
         """Merge small files if there are enough, and let the format do what it needs from time to time. Call this after
         each commit, at a time when other tables don't wait for it.
         """
         opened = self._open
-        if opened.key_index is not None and opened.plan.section.merge_small_files and self._minor_compaction.is_due():
-            self._merge_small_files()
+        if opened.key_index is not None and opened.plan.section.merge_small_files and self._small_files.are_due():
+            begun = self._rewriting.begin(lambda: self._small_files.choose(self._rewriting.moving))
+            if begun is not None:
+                self.end_rewrite(begun, written=self._rewriting.write(begun))
         opened.table.upkeep().tend()
-
-    def _merge_small_files(self) -> None:
-        opened, key_index = self._open, self._open.key_index
-        opened.catch_up()
-        if key_index is None or key_index is not opened.key_index or opened.stored is None:
-            return  # somebody altered the table
-        try:
-            key_index.synchronize(opened.stored)
-            is_merged = self._minor_compaction.run(
-                opened.spec, key_index, opened.stored.operation, self._rewriting.moving, opened.plan.order
-            )
-        except IndexLostError as error:
-            opened.forget_index(error)
-            return
-        if is_merged:
-            self._see_committed()
 
     def begin_rewrite(
         self,
@@ -98,65 +84,16 @@ class TableUpkeep:
         only: Collection[str] | None = None,
         but: Collection[str] = (),
     ) -> RunningRewrite | None:
-        """Choose files to rewrite beside the stream, and hold the state from which this is done (`Rewriting`).
-
-        :param most_bytes: see `Rewriting.begin`, and for `only` and `but`.
-        :return: None if nothing pays, or nothing can be done now.
-        :raises RowdeltaError: the table can't be read now, or needs its owner.
-        """
-        opened = self._open
-        opened.catch_up()
-        if opened.key_index is None or opened.stored is None:
-            return None
-        try:
-            return self._rewriting.begin(
-                opened.spec,
-                opened.key_index,
-                opened.stored,
-                options,
-                most_bytes,
-                only,
-                opened.plan.order,
-                but,
-                every_part=opened.is_guest,  # no micro-batch waits for it
-            )
-        except IndexLostError as error:
-            opened.forget_index(error)
-            return None
+        """Begin a rewrite beside the stream. See `Rewriting.begin`, and `DearFiles.choose` for the files."""
+        return self._rewriting.begin(lambda: self._dear_files.choose(options, most_bytes, only, but))
 
     def write_rewrite(self, begun: RunningRewrite) -> bool:
         """Write the new files beside micro-batches. See `Rewriting.write`."""
         return self._rewriting.write(begun)
 
     def end_rewrite(self, begun: RunningRewrite, *, written: bool = True) -> RewriteDone | None:
-        """Commit the new files, or give them up if others have changed the old ones.
-
-        :param written: whether there is anything to commit.
-        :return: what was done; None if nothing was.
-        :raises RowdeltaError: see `Table.commit`.
-        """
-        opened = self._open
-        key_index, stored = opened.key_index, opened.stored
-        try:
-            if written:
-                opened.catch_up()
-            if not written or key_index is None or key_index is not opened.key_index or stored is None:
-                if begun.index_lost is not None and key_index is not None and key_index.holds(begun.pin):
-                    raise IndexLostError(begun.index_lost)
-                self._rewriting.give_up(begun, key_index)
-                return None
-            with before_commit(opened.name):
-                key_index.synchronize(stored)
-            done = self._rewriting.adopt(begun, key_index, stored.operation)
-        except IndexLostError as error:
-            self._rewriting.give_up(begun, key_index)
-            opened.forget_index(error)
-            return None
-        except Exception as error:
-            is_known = isinstance(error, RowdeltaError) and not isinstance(error, CommitUnknownError)
-            end = self._rewriting.give_up if is_known or not begun.is_sent else self._rewriting.leave
-            end(begun, key_index)
-            raise
+        """Commit the new files, or give them up. See `Rewriting.end`."""
+        done = self._rewriting.end(begun, written=written)
         if done is not None:
             self._see_committed()
         return done

@@ -42,13 +42,11 @@ class Mergeable:
     """A small file of the sink that a minor compaction may merge: a data file, or (Iceberg v2) a position delete file.
 
     :param partition: JSON text of the partition value.
-    :param rows: rows in the file, live or not; None if the table's metadata don't tell which are live (Iceberg v2).
+    :param file: with the number of a data file's rows, unless only delete files tell which are live (Iceberg v2).
     :param handle: what names it in a `Rewrite`.
     """
 
-    is_data: bool
     partition: str
-    rows: int | None
     file: "DataFile | DeleteFile"
     handle: Any
 

@@ -412,11 +412,9 @@ class MemoryUpkeep(Upkeep):
         partitions: dict[str, list[Mergeable]] = {}
         if is_enough(len(fresh), count):
             for file in small:
-                merged = DataFile(file.indexed, file.size)
+                merged = DataFile(file.indexed, file.size, rows=file.rows)
                 handle = json.dumps({"path": file.path, "vector": file.vector})
-                partitions.setdefault(file.partition, []).append(
-                    Mergeable(True, file.partition, file.rows, merged, handle)
-                )
+                partitions.setdefault(file.partition, []).append(Mergeable(file.partition, merged, handle))
         return MergeCandidates(number, len(fresh), count, 0, partitions, {})
 
     def rewritables(self) -> Iterator[list[Rewritable]]:

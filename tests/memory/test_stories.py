@@ -196,12 +196,12 @@ def _see_nothing_of_others(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_where_rows_were_moved(patch: pytest.MonkeyPatch) -> None:
-    original = KeyIndex.prepare_rewrite
+    original = KeyIndex.adopt
 
-    def prepare_rewrite(self: KeyIndex, operation: str, gone: Any, runs: Any, scratch: Any) -> IndexCommit:
-        return original(self, operation, gone, (), scratch)
+    def adopt(self: KeyIndex, pin: Any, operation: str, files: Any, gone: Any, runs: Any, scratch: Any) -> Any:
+        return original(self, pin, operation, files, gone, (), scratch)
 
-    patch.setattr(KeyIndex, "prepare_rewrite", prepare_rewrite)
+    patch.setattr(KeyIndex, "adopt", adopt)
 
 
 def _keep_files_of_given_up_attempts(patch: pytest.MonkeyPatch) -> None:

@@ -7,6 +7,7 @@ one. So the live files tell everything, and no commit needs to be read.
 
 import json
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import replace
 from typing import Any
 
 from deltawriters.content import DataFile
@@ -74,7 +75,6 @@ def candidates(table: DeltaState, prefix: str, is_enough: Callable[[int, int], b
     if is_enough(len(fresh), files):
         for path, add in small:
             text = json.dumps(add["partitionValues"])
-            file = _data_file(spec.location, path, add)
-            handle = remove_of(add, data_change=False)
-            partitions.setdefault(text, []).append(Mergeable(True, text, stated_rows(add), file, handle))
+            file = replace(_data_file(spec.location, path, add), rows=stated_rows(add))
+            partitions.setdefault(text, []).append(Mergeable(text, file, remove_of(add, data_change=False)))
     return MergeCandidates(number, len(fresh), files, 0, partitions, {})

@@ -175,7 +175,7 @@ class _Search:
                     continue
                 if by in (_By.SINK, _By.MINOR_COMPACTION):
                     self.partitions.setdefault(file.partition, []).append(file)
-                if not file.is_data:
+                if isinstance(file.file, DeleteFile):
                     self.deletes.setdefault(file.partition, []).append(file)
             gone |= known[number].removed
 
@@ -212,13 +212,12 @@ class _Search:
                 continue
             partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
             path, row_id = content["file-path"], content.get("first-row-id")
-            is_data = kind == "DATA"
             file: DataFile | DeleteFile = DeleteFile(path, size)
-            if is_data:
-                file = DataFile(IndexedFile(path, content["spec-id"], partition), size, row_id, sequence_number)
-            # in v2 only the delete files tell which rows are live
-            rows = content["record-count"] if self._spec.format_version >= 3 else None
-            yield Mergeable(is_data, json.dumps(partition), rows, file, files.get(number))
+            if kind == "DATA":
+                # in v2 only the delete files tell which rows are live
+                rows = content["record-count"] if self._spec.format_version >= 3 else None
+                file = DataFile(IndexedFile(path, content["spec-id"], partition), size, row_id, sequence_number, rows)
+            yield Mergeable(json.dumps(partition), file, files.get(number))
 
     def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
         """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
