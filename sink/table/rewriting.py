@@ -33,7 +33,7 @@ from sink.plans import RewritePlan
 from sink.spark.failures import failure_of
 from sink.spark.java_errors import message_of
 from sink.spark.job_errors import JOB_ERRORS, before_commit, job_error
-from sink.table.keyindex import KeyIndex, Pin
+from sink.table.keyindex import Adopted, KeyIndex, Pin
 from sink.table.moving import move_rows
 from sink.table.observer import RewriteDone, RewriteKind, RewriteStarted, live_files, nobody
 from sink.table.open_table import OpenTable
@@ -240,17 +240,20 @@ class Rewriting:
             opened.catch_up()
         if key_index is None or key_index is not opened.key_index or opened.stored is None:
             return None
-        if chosen.is_beside:
-            with before_commit(opened.name):
+        with before_commit(opened.name):
+            if chosen.is_beside:
                 key_index.synchronize(opened.stored)
-        commit = self._commit_deletes if chosen.merges_deletes else self._commit
-        if not commit(begun, key_index, opened.stored.operation):
+            replaced, adopted = self._adopted(begun, key_index)
+        if adopted is None:
+            log.info("%s: its files were changed by others meanwhile; not rewritten", opened.name)
+        if adopted is None or not self._send(begun, opened.stored.operation, adopted.files, replaced, adopted.index):
             if len(begun.groups) > 1:
                 chosen.set_aside()
             return None
+        begun.scratch.discard(adopted.dropped)
         begun.scratch.keep()
         seconds = begun.rewrite_seconds + time.monotonic() - started
-        count, size = len(begun.paths), sum(group.size_in_bytes for group in begun.groups)
+        count, size = len(chosen.paths), sum(group.size_in_bytes for group in begun.groups)
         data = sum(len(group.files) for group in begun.groups)
         log.info(
             "%s: %s %s into %d | %s | %d ms",
@@ -271,38 +274,25 @@ class Rewriting:
             bytes_written=begun.written_bytes,
         )
 
-    def _commit(self, begun: RunningRewrite, key_index: KeyIndex, operation: str) -> bool:
-        adopted, replaced = None, begun.chosen.replaced
-        paths = [file.path for group in begun.groups for file in group.files]
-        with before_commit(self._table.name):
-            if replaced is None:
-                # a file without a live row may have been removed by a micro-batch
-                replaced = self._table.upkeep().handles(paths)
-            if replaced and self._table.layout == begun.written_for:
-                adopted = key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, begun.scratch)
-        if adopted is None:
-            log.info("%s: its files were changed by others meanwhile; not rewritten", self._table.name)
-            return False
-        if not self._send(begun, operation, adopted.files, replaced, adopted.index):
-            return False
-        begun.scratch.discard(adopted.dropped)
-        return True
-
-    def _commit_deletes(self, begun: RunningRewrite, key_index: KeyIndex, operation: str) -> bool:
-        """What micro-batches have deleted meanwhile is in delete files of their own, which stay."""
-        with before_commit(self._table.name):
-            (group,) = begun.groups
-            merged = self._table.upkeep().merge_deletes(begun.paths, group.live or (), begun.files)
-            is_same = key_index.holds(begun.pin) and self._table.layout == begun.written_for
-            if merged is None or not is_same:
-                log.info("%s: its delete files were changed by others meanwhile; not merged", self._table.name)
-                return False
+    def _adopted(self, begun: RunningRewrite, key_index: KeyIndex) -> tuple[Sequence[Any], Adopted | None]:
+        """What names the files in the commit, and what replaces them. None if others have changed them meanwhile."""
+        upkeep, chosen = self._table.upkeep(), begun.chosen
+        if self._table.layout != begun.written_for:
+            return (), None
+        if chosen.merges_deletes:
+            # what micro-batches have deleted meanwhile is in delete files of their own, which stay
+            merged = upkeep.merge_deletes(chosen.paths, chosen.groups[0].live or (), begun.files)
+            if merged is None or not key_index.holds(begun.pin):
+                return (), None
             index = key_index.prepare_restatement(begun.name, merged.referenced, begun.scratch)
-        index = replace(index, files=merged.files, bytes=begun.written_bytes)
-        if not self._send(begun, operation, (), merged.handles, index):
-            return False
-        begun.scratch.discard(merged.dropped)
-        return True
+            index = replace(index, files=merged.files, bytes=begun.written_bytes)
+            return merged.handles, Adopted((), index, merged.dropped)
+        paths = [file.path for group in begun.groups for file in group.files]
+        # a file without a live row may have been removed by a micro-batch
+        replaced = upkeep.handles(paths) if chosen.replaced is None else chosen.replaced
+        if not replaced:
+            return (), None
+        return replaced, key_index.adopt(begun.pin, begun.name, begun.files, paths, begun.runs, begun.scratch)
 
     def _send(
         self, begun: RunningRewrite, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
