@@ -37,13 +37,13 @@ from sink.targets.own_state import (
     rewrite_credit,
     start_position,
 )
-from sink.targets.seam import TableView
+from sink.targets.seam import Table
 from sink.targets.upkeep_values import UpkeepFacts
 
 T = TypeVar("T")
 R = TypeVar("R")
 _THREADS = 8
-_Loaded = tuple[TableView, Position | None] | RowdeltaError | None
+_Loaded = tuple[Table, Position | None] | RowdeltaError | None
 _Planned = tuple[TablePlan, TableKey, Mapping[str, int]]
 
 
@@ -194,13 +194,13 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         yield from _upkeep(section, table, settings, datetime.now(UTC))
 
 
-def _upkeep(section: TableSection, table: TableView, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
+def _upkeep(section: TableSection, table: Table, settings: MaintenanceSection, now: datetime) -> Iterator[str]:
     """What maintenance has done for a table and has still to do, as far as it is known without a look at each file."""
-    found = table.facts()
+    found = table.upkeep().facts()
     if found is None or not found.data_files:
         return
     size = sized(found.size_in_bytes / found.data_files)
-    yield f"  files: {size} on average, {_shown_deletes(found, table)}"
+    yield f"  files: {size} on average, {_shown_deletes(found)}"
     if found.rewritten_at is not None:
         yield f"  rewritten last: {amount(found.rewritten_files, 'file')} at {shown_time(found.rewritten_at)}"
     if found.equality_deletes and section.has_index:  # without a key index they are how the table deletes
@@ -209,16 +209,13 @@ def _upkeep(section: TableSection, table: TableView, settings: MaintenanceSectio
         yield f"  {_snapshots(found.snapshots, settings.expire, now)}"
 
 
-def _shown_deletes(found: UpkeepFacts, table: TableView) -> str:
-    deleted = found.deleted_rows
-    if deleted and 2 * deleted > found.rows:  # else it isn't worth a look at each delete file
-        deleted -= table.dangling_positions()
-    if deleted > found.rows:
-        return f"{deleted:,} deletes by position, some of rows that are gone"
-    return f"at most {deleted / max(1, found.rows):.1%} of their rows are deleted"
+def _shown_deletes(found: UpkeepFacts) -> str:
+    if found.deleted_rows > found.rows:
+        return f"{found.deleted_rows:,} deletes by position, some of rows that are gone"
+    return f"at most {found.deleted_rows / max(1, found.rows):.1%} of their rows are deleted"
 
 
-def _budget(config: Config, section: TableSection, table: TableView, settings: MaintenanceSection) -> Iterator[str]:
+def _budget(config: Config, section: TableSection, table: Table, settings: MaintenanceSection) -> Iterator[str]:
     """What the table's properties tell: how much may be rewritten, and when orphans were looked for."""
     if settings.budget:
         credit = max(0, rewrite_credit(table, property_prefix(config), settings.budget))
@@ -239,7 +236,7 @@ def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime)
 
 
 def _plan(
-    catalogs: Catalogs, config: Config, resolved: ResolvedTable, table: TableView | None, sample: SparkSample
+    catalogs: Catalogs, config: Config, resolved: ResolvedTable, table: Table | None, sample: SparkSample
 ) -> _Planned | RowdeltaError:
     section = resolved.section
     try:

@@ -98,8 +98,11 @@ class Behind:
     seconds: float | None
 
 
-class SourceView(Protocol):
-    """Kafka or files, only looked at."""
+class Source(Protocol):
+    """Kafka or files, for Spark to read."""
+
+    one_stream: bool
+    """Whether one query feeds all tables. If so, the query is started anew when a table joins."""
 
     def names(self) -> Sequence[str]:
         """Topics or directories that exist and that a pattern may match.
@@ -116,20 +119,13 @@ class SourceView(Protocol):
         """Ask the source about the tables.
 
         :param tables: the tables with their positions.
-        :param from_start: see `Source.locate`.
+        :param from_start: see `locate`.
         :return: for each table, a text about what was found, or the error with which `locate` would refuse it.
         :raises TemporaryError: the source did not answer.
         """
 
     def check_patterns(self) -> Sequence[RowdeltaError]:
         """Reasons why patterns can't find anything at the moment."""
-
-
-class Source(SourceView, Protocol):
-    """Kafka or files, for Spark to read."""
-
-    one_stream: bool
-    """Whether one query feeds all tables. If so, the query is started anew when a table joins."""
 
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]

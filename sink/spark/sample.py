@@ -34,7 +34,10 @@ T = TypeVar("T")
 
 
 class SparkSample:
-    """Messages that Spark reads.
+    """Messages of one table's source. Spark reads them when they are needed first.
+
+    `columns` and `message_keys` raise `NotChangesError` if the messages are something else than the format's changes,
+    and all raise `TemporaryError` if the schema registry doesn't answer.
 
     :param source: reads the last messages of each partition.
     """
@@ -46,6 +49,11 @@ class SparkSample:
         self._source = source
 
     def columns(self) -> dict[str, str] | None:
+        """Name -> type of each field, as in `changelog.decoding.Observed`. None if the source has no messages yet.
+
+        If the messages have a schema, the types are exact. For plain JSON they are a guess, so the user should look at
+        them (`rowdelta check`).
+        """
         config, table = self._config, self._table
         if config.source.type == "files" and config.source.file_format == "parquet":
             schema = _parquet_schema(self._spark, table)
@@ -55,6 +63,7 @@ class SparkSample:
         return {name: dtype for name, dtype in types.items() if name not in table.exclude} or None
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
+        """Keys that messages state (`MessageKey.fields`): the first messages, and the last ones of each partition."""
         found = self._asking_registry(lambda: message_keys(self._config, self._changes))
         if self._first.num_rows >= inference.SAMPLE:
             last = self._source.last_records(self._table, LAST)
@@ -64,6 +73,7 @@ class SparkSample:
         return found
 
     def source_tables(self) -> Mapping[str, int]:
+        """The source's tables that the messages name, the first one first, with the number of messages of each."""
         return self._asking_registry(lambda: source_tables(self._config, self._first))
 
     @cached_property
@@ -72,6 +82,7 @@ class SparkSample:
 
     @property
     def is_empty(self) -> bool:
+        """Whether the source has no messages yet that tell columns: none, or for example only tombstones."""
         return self._asking_registry(lambda: tell_nothing(self._config, self._changes))
 
     @cached_property

@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Protocol, TypeVar
+from typing import TYPE_CHECKING
 
 import numpy as np
 import pyarrow as pa
@@ -34,41 +34,7 @@ _RECOGNIZED = 100
 LAST = 20
 """The sample has this many messages from the end of each partition."""
 
-T = TypeVar("T")
-
 log = logging.getLogger(__name__)
-
-
-class Sample(Protocol):
-    """Messages of one table's source. They are read when they are needed first.
-
-    `columns` and `message_keys` raise `NotChangesError` if the messages are something else than the format's changes.
-    """
-
-    def columns(self) -> dict[str, str] | None:
-        """Name -> type of each field, as in `changelog.decoding.Observed`. None if the source has no messages yet.
-
-        If the messages have a schema, the types are exact. For plain JSON they are a guess, so the user should look at
-        them (`rowdelta check`).
-
-        :raises TemporaryError: the schema registry doesn't answer.
-        """
-
-    def message_keys(self) -> frozenset[tuple[str, ...]]:
-        """Keys that messages state (`MessageKey.fields`): the first messages, and the last ones of each partition.
-
-        :raises TemporaryError: the schema registry doesn't answer.
-        """
-
-    def source_tables(self) -> Mapping[str, int]:
-        """The source's tables that the messages name, the first one first, with the number of messages of each.
-
-        :raises TemporaryError: the schema registry doesn't answer.
-        """
-
-    @property
-    def is_empty(self) -> bool:
-        """Whether the source has no messages yet that tell columns: none, or for example only tombstones."""
 
 
 def refuse_others(config: Config, table: TableSection, records: pa.Table) -> None:

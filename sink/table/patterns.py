@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 
 from sink.config import Config, TableSection
 from sink.errors import ConfigError
-from sink.sources.source import SourceView
+from sink.sources.source import Source
 
 NO_TABLE = "no table yet: no topic or directory fits the entries of tables"
 
@@ -59,7 +59,7 @@ def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
     return _refuse_shared_targets(resolved, config.dead_letter_table)
 
 
-def find_tables(config: Config, source: SourceView) -> list[ResolvedTable]:
+def find_tables(config: Config, source: Source) -> list[ResolvedTable]:
     """The tables of a configuration, including those that its patterns find in the source.
 
     :raises TemporaryError: the source did not answer.

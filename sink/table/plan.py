@@ -28,7 +28,6 @@ from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.sample import SparkSample
 from sink.spark.versions import parse_ddl
 from sink.table.columns import column_type, parse_type, wanted_columns
-from sink.table.inference import Sample
 from sink.table.keys import TableKey, property_name, table_key, with_key
 from sink.table.patterns import ResolvedTable
 from sink.table.source_tables import SourceTables, source_tables_property
@@ -164,7 +163,7 @@ def files_last(section: TableSection) -> bool:
 
 
 def inferred_columns(
-    config: Config, section: TableSection, table: TableView | None, sample: Sample
+    config: Config, section: TableSection, table: TableView | None, sample: SparkSample
 ) -> dict[str, str] | None:
     """Columns inferred from messages, if the table doesn't exist and the configuration doesn't name columns; else None.
     Name -> type, as `types` of the configuration says it, or else as in `Observed`.

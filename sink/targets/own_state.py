@@ -98,9 +98,9 @@ def rewrite_credit(table: "TableView", prefix: str, budget: float) -> int:
     return int(budget * written) - rewritten
 
 
-def expiring(table: "TableView", expire: "ExpireSection") -> int:
+def expiring(table: "Table", expire: "ExpireSection") -> int:
     """How many snapshots are due to expire, as far as their times tell. 0 if the format looks after them by itself."""
-    found = table.facts()
+    found = table.upkeep().facts()
     return 0 if found is None else expire.due(found.snapshots, datetime.now(UTC))
 
 

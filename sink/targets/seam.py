@@ -1,11 +1,12 @@
 """The seam between the sink and a table format: what a table is to everything else.
 
-A `TableView` is what can be looked at, with or without a JVM. A `Table` is what micro-batches need, an `Upkeep` what
-maintenance needs, and a `Reader` gives its rows as Spark's frames. Each format has a package beside this module.
-Nothing outside of such a package knows a format.
+A `TableView` is what can be looked at. A `Table` is what micro-batches need, an `Upkeep` what maintenance needs, and a
+`Reader` gives its rows as Spark's frames. Each format has a package beside this module. Nothing outside of such a
+package knows a format. What goes through the seam is explained in `values.py` and `upkeep_values.py`.
 
 What a **snapshot id** is depends on the format: Iceberg's snapshot ids are random numbers, and the id of a Delta
-table's state is its version. Here it only tells one state of a table's rows from another.
+table's state is its version. Here it only tells one state of a table's rows from another. A **prefix** is that of a
+sink's state in the table (`rowdelta.<sink id>`).
 """
 
 from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, Sequence
@@ -50,7 +51,10 @@ if TYPE_CHECKING:
 
 
 class TableView(Protocol):
-    """A table as it was when it was read."""
+    """A table as it was when it was read.
+
+    A verb raises `TableError` for a column whose type Spark or the writers don't know.
+    """
 
     name: str
     snapshot_word: ClassVar[str]
@@ -64,7 +68,7 @@ class TableView(Protocol):
         """A property's value: one of the table's own, or (`rowdelta.…`) one in which a sink keeps its state."""
 
     def stored(self, part: str) -> Mapping[str, str]:
-        """What sinks have stored in properties `<prefix>.<part>`, by prefix (`rowdelta.…`)."""
+        """What sinks have stored in properties `<prefix>.<part>`, by prefix."""
 
     def position(self, prefix: str, *, newest_if_in_doubt: bool = False) -> StoredPosition | None:
         """The sink's position in the current state, also after somebody took the table back to an earlier one.
@@ -84,24 +88,11 @@ class TableView(Protocol):
     def last_commit(self) -> LastCommit | None:
         """None if the table has no snapshot."""
 
-    def facts(self) -> UpkeepFacts | None:
-        """What its maintenance depends on. None if the table has no snapshot, or doesn't tell."""
-
-    def dangling_positions(self) -> int:
-        """How many of `UpkeepFacts.deleted_rows` are in delete files that are known to apply to nothing."""
-        return 0
-
     def columns(self) -> tuple["ColumnSpec", ...]:
-        """The table's columns as Spark types.
-
-        :raises TableError: a column has a type that Spark can't represent.
-        """
+        """As Spark types."""
 
     def identifiers(self) -> tuple[str, ...]:
-        """The columns that the table itself calls its key. Empty if it names none.
-
-        :raises TableError: the writers don't know the type of a column.
-        """
+        """The columns that the table itself calls its key. Empty if it names none."""
 
     def check_writable(self, *, appends: bool = False, copies: bool = False) -> None:
         """:param appends: whether the sink only appends to it.
@@ -121,7 +112,11 @@ class TableView(Protocol):
 
 
 class Table(TableView, Protocol):
-    """A table that the sink writes, in a Spark session. What it knows is as of the last `refresh` or commit."""
+    """A table that the sink writes, in a Spark session. What it knows is as of the last `refresh` or commit.
+
+    A verb that asks or changes the table raises `TableError` if it is gone, was replaced, or the catalog refuses; and
+    `TemporaryError` if the catalog doesn't answer.
+    """
 
     spark: "SparkSession"
 
@@ -139,11 +134,7 @@ class Table(TableView, Protocol):
         return False
 
     def refresh(self) -> None:
-        """Read its state again.
-
-        :raises TableError: it is gone or was replaced.
-        :raises TemporaryError: the catalog did not answer.
-        """
+        """Read the table's state again."""
 
     def is_empty(self) -> bool:
         """Whether the current state has no live data file."""
@@ -152,11 +143,7 @@ class Table(TableView, Protocol):
         """What a sink has stored in the table, by the last part of the property's name."""
 
     def set_property(self, name: str, value: str | None) -> None:
-        """Set a property, or (None) remove it, in a commit that changes no row.
-
-        :raises TableError: the table is gone, or the catalog refuses.
-        :raises TemporaryError: the catalog doesn't answer, or others commit all the time.
-        """
+        """Set a property, or (None) remove it, in a commit that changes no row."""
 
     def evolve(self, changes: "Mapping[str, T.DataType | None]", defaults: Mapping[str, Any]) -> Mapping[str, Any]:
         """Add columns, widen columns, or (None) make them optional, in one commit. If others commit meanwhile, nothing
@@ -164,7 +151,6 @@ class Table(TableView, Protocol):
 
         :param defaults: of new columns, as `changelog.values.defaults.default_of` gives them.
         :return: those of them that earlier rows have, as far as the format can.
-        :raises TableError: the format refuses the change.
         """
 
     def prepare_global_deletes(self, *, always: bool) -> bool:
@@ -174,8 +160,7 @@ class Table(TableView, Protocol):
         return False
 
     def key_encoding(self, key: Sequence[str], buckets: int | None) -> str:
-        """Everything on which the hashes of keys and the form of vectors depend, as a text. A key index with another
-        one is of no use.
+        """All that hashes of keys and the form of vectors depend on: the key index of another one is of no use.
 
         :param buckets: number of the table's buckets of a key column, if hashes begin with it.
         """
@@ -184,11 +169,8 @@ class Table(TableView, Protocol):
         """Why the key index must not be at a location. None if it may."""
 
     def changes_since(self, base: int | None, included: "set[int]") -> TableChanges | None:
-        """What others changed between a snapshot and the current one.
-
-        :param included: snapshots after `base` that don't count as others'.
-        :return: None if the history doesn't tell any more, or doesn't lead from `base` over `included` to here. The
-            caller then reads the whole table.
+        """What others changed between a snapshot and the current one: without `included`, which are snapshots after
+        `base`. None if the history doesn't lead (any more) from `base` over these to here.
         """
 
     def live_files(self) -> Iterator[LiveFile]:
@@ -213,33 +195,26 @@ class Table(TableView, Protocol):
     def delete_new_rows(
         self, name: str, files: Sequence[str], rows: "DeletedRows", scratch: "Scratch"
     ) -> tuple[Sequence[str], WrittenDeletes]:
-        """Write deletes for rows of data files that aren't committed yet.
-
-        :param files: the data files, as in `ChangeSet`. See `delete_rows` for the rest.
-        :return: what to commit of `files`, and deletes to commit beside them.
+        """Like `delete_rows`, for data files that aren't committed yet: what to commit of `files`, and deletes beside
+        them.
         """
 
     def touched_files(self, paths: Collection[str]) -> TouchedFiles:
-        """Find data files of the current state, and what deletes their rows already.
-
-        :raises IndexLostError: one of them isn't live.
-        """
+        """:raises IndexLostError: one of these data files isn't live."""
 
     def commit(self, request: ChangeSet | Rewrite) -> Outcome:
         """Try to commit, once.
 
         :raises IndexLostError: index and table differ in their live files. Nothing was committed.
-        :raises RowdeltaError: the table is gone, can't be written, or the catalog doesn't answer; another run has
-            committed, or the table was taken back (`own_position`). Nothing was committed.
+        :raises RowdeltaError: likewise, also if another run has committed, or the table was taken back.
         """
 
     def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
         """Try to forget a sink's state, in one commit. A commit of the sink that was begun before is refused after it.
 
-        :param state: the state that is to be forgotten (`own_state`).
-        :param kept: names of its parts that stay.
+        :param state: the state that is to be forgotten (`own_state`), but for the parts that are `kept`.
         :param empty: whether all rows are removed too.
-        :raises TableError: the sink has committed since, or the table is gone.
+        :raises TableError: the sink has committed since.
         """
 
     def retries(self) -> "Retries":
@@ -251,13 +226,11 @@ class Table(TableView, Protocol):
 
     @cached_property
     def newest_seen(self) -> dict[str, str | None]:
-        """By prefix, for `sink.targets.own_position`: the operation that had stored the newest position when the sink's
-        was last right.
-        """
+        """For `own_position`: by prefix, the operation with the newest position when the sink's was last right."""
         return {}
 
     def upkeep(self) -> "Upkeep":
-        """What maintenance needs of this table: always the same object."""
+        """Always the same object."""
 
     def reader(self) -> "Reader":
         """The table's rows, as Spark reads them."""
@@ -265,25 +238,23 @@ class Table(TableView, Protocol):
 
 class Upkeep(Protocol):
     """What maintenance needs of a table. Each verb raises `TemporaryError` if the table's metadata can't be read now,
-    or if not all of it could be done.
+    or if not all of it could be done. What a format has no need of does nothing.
     """
 
-    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
-        """Find the small files of the sink's last commits.
+    def facts(self) -> UpkeepFacts | None:
+        """None if the table has no snapshot, or doesn't tell."""
 
-        :param is_enough: whether so many commits with so many files are worth a minor compaction.
-        """
+    def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
+        """:param is_enough: whether so many commits with so many files are worth a minor compaction."""
 
     def rewritables(self) -> Iterator[Sequence[Rewritable]]:
-        """The data files whose live rows the key index knows, as far as the table's metadata tell. Those of a very
-        large table come in parts, in any order: what lets micro-batches wait takes one part, so that each file has its
-        turn some time.
+        """The data files whose live rows the key index knows. Those of a very large table come in parts, in any order:
+        what lets micro-batches wait takes one part, so that each file has its turn some time.
         """
 
     def files_where(self, condition: str) -> "frozenset[str]":
-        """Paths of the data files that may have rows for which a condition is true, as partitions and statistics tell.
+        """Paths of the data files that may have rows for which a condition in Spark SQL is true.
 
-        :param condition: in Spark SQL.
         :raises ConfigError: it isn't a condition on the table's columns, or the format can't compare files with it.
         """
 
@@ -293,39 +264,30 @@ class Upkeep(Protocol):
     def merge_deletes(
         self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
     ) -> MergedDeletes | None:
-        """What a commit replaces that merges position delete files.
-
-        :param paths: of the old delete files.
-        :param data_files: to which they applied.
-        :param files: the new delete files, as in `ChangeSet`.
-        :return: None if one of the old files applies to none of these any more, or to others (a rollback may have
-            brought them back), or the format has no such files.
+        """For a commit that merges position delete files, which applied to `data_files`, into `files`. None if one of
+        the old files applies to none of these any more, or to others (a rollback may have brought them back).
         """
         return None
 
     def equality_deletes(self) -> EqualityDeleted | None:
-        """Equality deletes that somebody has left. None if there are none, as in formats that have no such thing."""
+        """Equality deletes that somebody has left. None if there are none."""
         return None
 
     def dangling_deletes(self) -> Sequence[Any]:
-        """What names, in a `Rewrite`, delete files that apply to no data file. Empty if the format has no such thing,
-        or the table has too many files to look at.
-        """
+        """What names, in a `Rewrite`, delete files that apply to no data file; none if there are too many to look."""
         return ()
 
     def compact(self, limits: CompactionLimits, *, dry_run: bool = False) -> tuple[Compacted, int] | None:
-        """Rewrite files while others commit, with deletes by value applied: of a table without a key index. Use a table
-        of its own for it, as `load` returns it.
+        """Rewrite files of a table without a key index, while others commit: what was (`dry_run`: would be) done, and
+        how many groups of files were left because of others or an error. Use a table of its own for it, as `load`
+        returns it.
 
-        :return: what was (`dry_run`: would be) done, and how many groups of files weren't rewritten because of others
-            or an error. None if there is nothing to do.
         :raises CompactionFailedError: not all was done.
         """
 
     def remove_rows(self, rows: "DataFrame", columns: Sequence[str]) -> Exception | None:
-        """Try to delete the rows that are equal to one of `rows` in some columns; NULL equals NULL.
-
-        :return: why it was refused, if others changed the table meanwhile; None if it is done.
+        """Try to delete the rows that are equal to one of `rows` in some columns; NULL equals NULL. Returns why it was
+        refused, if others changed the table meanwhile.
         """
 
     def has_old_states(self, older_than: timedelta, retain_last: int, keep: int | None) -> bool:
@@ -333,11 +295,10 @@ class Upkeep(Protocol):
         return False
 
     def expire(self, older_than: timedelta, retain_last: int, keep: int | None) -> int:
-        """Remove states of the table that nobody needs any more, with the files that only they have.
+        """Remove states of the table that nobody needs any more. Returns how many files that only they had are deleted.
 
         :param retain_last: so many of the newest stay, whatever their age.
         :param keep: a state. It and all that came after it stay.
-        :return: how many files were deleted. 0 if the format does this by itself.
         """
         return 0
 
@@ -375,12 +336,9 @@ class Reader(Protocol):
     def rows_of(
         self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> "AbstractContextManager[tuple[DataFrame, Column, Column, Sequence[str]]]":
-        """The live rows of data files, all deletes applied.
-
-        :param columns: those that will be read.
-        :return: a frame with at least these columns; two more columns of it, the row's file and position; and for each
-            of `files` the text that the file's column has for it.
+        """The live rows of data files, all deletes applied: a frame with at least `columns`; two more columns of it,
+        the row's file and position; and for each of `files` the text that the file's column has for it.
         """
 
     def history(self, prefix: str) -> "History":
-        """The table's commits, with the positions of the sink whose state has this prefix."""
+        """The table's commits, with the positions of the sink."""

@@ -19,7 +19,8 @@ class UpkeepFacts:
     :param size_in_bytes: of them together.
     :param rows: in them, live or not.
     :param deleted_rows: how many of these are deleted by position. In Iceberg's version 2, positions in data files that
-        are gone count too, until their delete files go.
+        are gone count too until their delete files go, unless these are more than half of the rows, and known to apply
+        to nothing.
     :param equality_deletes: keys that are deleted by value.
     :param snapshots: when each snapshot was made that is still there, in milliseconds since 1970, the oldest first.
         Empty if the format looks after them by itself.
@@ -98,7 +99,7 @@ class AppliedDeletes:
 
 @dataclass(frozen=True)
 class MergedDeletes:
-    """What replaces position delete files that were merged, in the table's current state.
+    """What replaces position delete files that were merged, in the table's current state (`Upkeep.merge_deletes`).
 
     :param handles: what names the old delete files in a `Rewrite`.
     :param files: the new delete files that still apply, as in `ChangeSet`.

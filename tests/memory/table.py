@@ -243,9 +243,6 @@ class MemoryTable(Table):
     def not_followed(self) -> Iterator[str]:
         return iter(())
 
-    def facts(self) -> UpkeepFacts | None:
-        raise NotImplementedError
-
     def last_commit(self) -> LastCommit | None:
         if self.seen is None:
             return None
@@ -395,6 +392,9 @@ class MemoryUpkeep(Upkeep):
 
     def __init__(self, table: MemoryTable) -> None:
         self._table = table
+
+    def facts(self) -> UpkeepFacts | None:
+        raise NotImplementedError
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         self._table.clock.step("look for small files")

@@ -22,19 +22,13 @@ from sink.targets.delta.log import CommitRefusedError
 from sink.targets.delta.new_vectors import live_adds, remove_of, write_deletes
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.reader import DeltaReader
-from sink.targets.delta.small_files import counted
 from sink.targets.delta.state import DeltaState
 from sink.targets.delta.upkeep import DeltaUpkeep
 from sink.targets.locations import in_one_form
-from sink.targets.notes import REWRITE
 from sink.targets.retries import Retries
-from sink.targets.upkeep_values import UpkeepFacts
 from sink.targets.values import ChangeSet, LiveFile, Outcome, Rewrite, TableChanges, TouchedFiles, WrittenDeletes
 
 log = logging.getLogger("rowdelta")
-
-_LATEST = 20
-"""In so many commits `facts` looks for a rewrite."""
 
 
 class DeltaTable(DeltaState):
@@ -57,21 +51,6 @@ class DeltaTable(DeltaState):
     def set_property(self, name: str, value: str | None) -> None:
         prefix, _, key = name.rpartition(".")
         self._committer.store(prefix, key, value)
-
-    def facts(self) -> UpkeepFacts | None:
-        files = counted(self)
-        if self.is_empty() or len(files) < len(self.live):  # files without statistics
-            return None
-        commits = self.log.history(_LATEST, self.snapshot_id())
-        last = next((commit for commit in commits if REWRITE in commit.notes), None)
-        return UpkeepFacts(
-            data_files=len(files),
-            size_in_bytes=sum(file.file.size_in_bytes for file in files),
-            rows=sum(file.rows for file in files),
-            deleted_rows=sum(file.deleted for file in files),
-            rewritten_at=self.log.time_of(last) if last else None,
-            rewritten_files=int(last.notes[REWRITE]) if last else 0,
-        )
 
     def evolve(self, changes: Mapping[str, T.DataType | None], defaults: Mapping[str, Any]) -> Mapping[str, Any]:
         struct = T.StructType.fromJson(json.loads(self._snapshot.metadata.schema))

@@ -15,13 +15,23 @@ from sink.targets.delta.checkpoints import Checkpoints
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import live_add, remove_of
 from sink.targets.delta.optimize import compact_files
-from sink.targets.delta.small_files import candidates, rewritables
+from sink.targets.delta.small_files import candidates, counted, rewritables
 from sink.targets.delta.state import DeltaState
 from sink.targets.locations import in_one_form
+from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
 from sink.targets.seam import Upkeep
-from sink.targets.upkeep_values import Compacted, CompactionLimits, MergeCandidates, Rewritable, no_condition
+from sink.targets.upkeep_values import (
+    Compacted,
+    CompactionLimits,
+    MergeCandidates,
+    Rewritable,
+    UpkeepFacts,
+    no_condition,
+)
 
+_LATEST = 20
+"""In so many commits `facts` looks for a rewrite."""
 _IGNORES_RETENTION = "spark.databricks.delta.vacuum.retentionWindowIgnore.enabled"
 """With its default, Delta 4 ignores the time in the statement, and goes by the table's property alone."""
 _SHORTEST_RETENTION = timedelta(days=7)
@@ -34,6 +44,21 @@ class DeltaUpkeep(Upkeep):
     def __init__(self, table: DeltaState) -> None:
         self._table = table
         self._checkpoints = Checkpoints(table.spark, table.log, table.name)
+
+    def facts(self) -> UpkeepFacts | None:
+        files = counted(self._table)
+        if not files or len(files) < len(self._table.live):  # files without statistics
+            return None
+        commits = self._table.log.history(_LATEST, self._table.snapshot_id())
+        last = next((commit for commit in commits if REWRITE in commit.notes), None)
+        return UpkeepFacts(
+            data_files=len(files),
+            size_in_bytes=sum(file.file.size_in_bytes for file in files),
+            rows=sum(file.rows for file in files),
+            deleted_rows=sum(file.deleted for file in files),
+            rewritten_at=self._table.log.time_of(last) if last else None,
+            rewritten_files=int(last.notes[REWRITE]) if last else 0,
+        )
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self._table, prefix, is_enough)

@@ -18,9 +18,7 @@ from sink.errors import TableError
 from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.table_properties import FEATURES, PROPERTIES
 from sink.targets.locations import check_location
-from sink.targets.notes import REWRITE
 from sink.targets.seam import TableView
-from sink.targets.upkeep_values import UpkeepFacts
 from sink.targets.values import NO_FLOATS, FileCounts, LastCommit, StoredPosition
 
 if TYPE_CHECKING:
@@ -31,10 +29,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
-_TOTALS = (
-    "total-data-files", "total-files-size", "total-records", "total-position-deletes", "total-equality-deletes",
-)  # fmt: skip
-"""Of a snapshot's summary (Iceberg spec, Appendix F)."""
 _OWN = "rowdelta."
 """Begins the names of the properties that the sink sets."""
 
@@ -121,36 +115,6 @@ class IcebergState(TableView):
         totals = {noun: int(current.summary.get(f"total-{name}") or 0) for noun, name in named.items()}
         counts = amounts(totals, "no data files")
         return LastCommit(current.snapshot_id, current.timestamp_ms, counts, _live(current.summary))
-
-    def facts(self) -> UpkeepFacts | None:
-        current = self.current_snapshot()
-        if current is None or not set(_TOTALS) <= current.summary.keys():
-            return None
-        files, size, rows, deleted, equality = (int(current.summary[name]) for name in _TOTALS)
-        known = sorted(self.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
-        last = next((snapshot for snapshot in reversed(known) if REWRITE in snapshot.summary), None)
-        return UpkeepFacts(
-            data_files=files,
-            size_in_bytes=size,
-            rows=rows,
-            deleted_rows=deleted,
-            equality_deletes=equality,
-            snapshots=[snapshot.timestamp_ms for snapshot in known],
-            rewritten_at=last.timestamp_ms if last else None,
-            rewritten_files=int(last.summary[REWRITE]) if last else 0,
-        )
-
-    def dangling_positions(self) -> int:
-        from sink.targets.iceberg.applied_positions import dangling_positions
-
-        current = self.current_snapshot()
-        if current is None or not current.manifest_list:
-            return 0
-        try:
-            return dangling_positions(self.spec.io, current.manifest_list)
-        except Exception:  # it only makes a figure better, and the store may need credentials
-            log.debug("%s: its manifests can't be read", self.name, exc_info=True)
-            return 0
 
     def identifiers(self) -> tuple[str, ...]:
         check_types(self)

@@ -18,12 +18,15 @@ from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
+from sink.targets.iceberg.applied_positions import dangling_positions
 from sink.targets.iceberg.compaction import compact_files
 from sink.targets.iceberg.dangling import dangling_deletes
 from sink.targets.iceberg.java_table import JavaTable, quoted_name
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merge_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
+from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.locations import in_one_form, in_pattern
+from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
 from sink.targets.seam import Upkeep
 from sink.targets.upkeep_values import (
@@ -33,10 +36,15 @@ from sink.targets.upkeep_values import (
     MergeCandidates,
     MergedDeletes,
     Rewritable,
+    UpkeepFacts,
 )
 
 log = logging.getLogger("rowdelta")
 
+_TOTALS = (
+    "total-data-files", "total-files-size", "total-records", "total-position-deletes", "total-equality-deletes",
+)  # fmt: skip
+"""Of a snapshot's summary (Iceberg spec, Appendix F)."""
 _DELETED_AT_ONCE = 10_000
 _READERS = 16
 _HEAD = 1024
@@ -54,6 +62,36 @@ class IcebergUpkeep(Upkeep):
     def __init__(self, table: JavaTable) -> None:
         self._table = table
         self._small_files = SmallFiles(table)
+
+    def facts(self) -> UpkeepFacts | None:
+        current = self._table.current_snapshot()
+        if current is None or not set(_TOTALS) <= current.summary.keys():
+            return None
+        files, size, rows, deleted, equality = (int(current.summary[name]) for name in _TOTALS)
+        if deleted and 2 * deleted > rows:  # else it isn't worth a look at each delete file
+            deleted -= self._dangling_positions(current)
+        known = sorted(self._table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
+        last = next((snapshot for snapshot in reversed(known) if REWRITE in snapshot.summary), None)
+        return UpkeepFacts(
+            data_files=files,
+            size_in_bytes=size,
+            rows=rows,
+            deleted_rows=deleted,
+            equality_deletes=equality,
+            snapshots=[snapshot.timestamp_ms for snapshot in known],
+            rewritten_at=last.timestamp_ms if last else None,
+            rewritten_files=int(last.summary[REWRITE]) if last else 0,
+        )
+
+    def _dangling_positions(self, current: Snapshot) -> int:
+        """How many deleted rows are in delete files that are known to apply to nothing."""
+        if not current.manifest_list:
+            return 0
+        try:
+            return dangling_positions(self._table.spec.io, current.manifest_list)
+        except Exception:  # it only makes a figure better, and the store may need credentials
+            log.debug("%s: its manifests can't be read", self._table.name, exc_info=True)
+            return 0
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return self._small_files.search(self._table.spec, prefix, is_enough)
