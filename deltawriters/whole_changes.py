@@ -108,20 +108,10 @@ class KeyMap:
 
     def filter(self, stays: npt.NDArray[np.bool_]) -> "KeyMap":
         """The keys where `stays` is true."""
-
-        def rows(table: pa.Table | None) -> pa.Table | None:
-            return None if table is None else table.filter(pa.array(stays)).combine_chunks()
-
-        return KeyMap(
-            keys=rows(self.keys),
-            last_order=rows(self.last_order),
-            last_kinds=self.last_kinds[stays],
-            file=self.file[stays],
-            pos=self.pos[stays],
-            first=rows(self.first),
-            hash=None if self.hash is None else self.hash[stays],
-            content=None if self.content is None else self.content[stays],
-        )
+        mask = pa.array(stays)
+        tables = {name: v.filter(mask).combine_chunks() for name, v in vars(self).items() if isinstance(v, pa.Table)}
+        arrays = {name: v[stays] for name, v in vars(self).items() if isinstance(v, np.ndarray)}
+        return replace(self, **tables, **arrays)
 
 
 @dataclass(frozen=True)

@@ -30,11 +30,12 @@ import pyarrow.compute as pc
 from changelog.changes import BadOptionError, Changes, Format, Rejected, TableNames, Wire
 from changelog.formats.row_images import differ, epoch, truncated
 from changelog.key_values import KeyReader
+from changelog.message_keys import MessageKeys
 from changelog.moves import moved_away
 from changelog.parse.avro_records import prefixed
 from changelog.rows import BadRecord, RowKind
 from changelog.shown_values import shown_texts
-from changelog.source_tables import table_names
+from changelog.source_tables import Found, table_names
 from changelog.spec import ChangelogSpec
 from changelog.values.nested import is_list
 
@@ -623,8 +624,24 @@ class DebeziumFormat(Format):
     NAMES_TABLE = True
     MAY_LACK_VALUES = True
 
-    def __init__(self, spec: ChangelogSpec) -> None:
+    def __init__(self, spec: ChangelogSpec, keys: KeyReader, message_keys: MessageKeys) -> None:
         placeholder(spec)  # raises at once if the option is malformed
         super().__init__(spec)
         self._flattened = is_flattened(spec)
+        self._keys = keys
+        self._message_keys = message_keys
         self._tombstones = Tombstones(spec)
+
+    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
+        if not self._spec.inserts_only:
+            yield from self._message_keys.stated(records)
+        deletes = list[npt.NDArray[np.int64]]()
+        for found in self._changes(records):
+            if isinstance(found, Changes):
+                deletes.append(deleted(found))
+            yield found
+        yield from deletes_by_key(self._spec, records, self._tombstones.lone(records, deletes), self._keys)
+
+    def _changes(self, records: pa.RecordBatch) -> Iterator[Found]:
+        """The changes that messages with a value say."""
+        raise NotImplementedError

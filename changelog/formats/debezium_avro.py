@@ -27,7 +27,7 @@ from changelog.formats import debezium
 from changelog.formats.debezium import Befores, Events, Images
 from changelog.formats.row_images import first
 from changelog.key_values import KeyReader
-from changelog.message_keys import MessageKeys, Rows
+from changelog.message_keys import MessageKeys
 from changelog.parse import avro_records, schema_registry
 from changelog.parse.avro_body import Want
 from changelog.parse.avro_records import AvroReader, Path, Read, RefusedError
@@ -51,8 +51,8 @@ class DebeziumAvro(debezium.DebeziumFormat):
     OPTIONS: Mapping[str, tuple[str, ...]] = {**schema_registry.OPTIONS, **debezium.DebeziumFormat.OPTIONS}
 
     def __init__(self, spec: ChangelogSpec, schemas: Callable[[], Schemas] | None = None) -> None:
-        super().__init__(spec)
         schemas = schemas or avro_records.registry(spec)
+        super().__init__(spec, KeyReader(spec, schemas=schemas), MessageKeys(schemas))
         self._columns = [column.field for column in spec.columns]
         self._order = avro_records.order_paths(spec)
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
@@ -61,23 +61,13 @@ class DebeziumAvro(debezium.DebeziumFormat):
         self._names = debezium.added_names(self._prefix) if self._prefix else {}
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._befores = AvroReader(schemas, self._before_plan)
-        self._keys = KeyReader(spec, schemas=schemas)
-        self._message_keys = MessageKeys(schemas)
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
-        if not self._spec.inserts_only:
-            yield from self._message_keys.stated(records)
-        deletes = list[Rows]()
+    def _changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         for found in self._messages.read(records.column("value")):
             if isinstance(found, Rejected):
                 yield found
-                continue
-            for change in self._rows(found, records) if self._flattened else self._events(found, records):
-                if isinstance(change, Changes):
-                    deletes.append(debezium.deleted(change))
-                yield change
-        lone = self._tombstones.lone(records, deletes)
-        yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
+            else:
+                yield from self._rows(found, records) if self._flattened else self._events(found, records)
 
     def _plan(self, schema: Node) -> Want:
         op = schema.value.fields.get("op")

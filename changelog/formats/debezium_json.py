@@ -59,7 +59,6 @@ class DebeziumJson(debezium.DebeziumFormat):
     }
 
     def __init__(self, spec: ChangelogSpec) -> None:
-        super().__init__(spec)
         options = debezium_rows.implied_options(spec.options)
         implied = [(c.field, _implied(c.type, c.is_uuid, options)) for c in spec.columns]
         # of several columns of one field, one that says how it is spelled counts
@@ -67,8 +66,7 @@ class DebeziumJson(debezium.DebeziumFormat):
         in_millis = spec.options.get(_MILLISECONDS, ())
         for name in (in_millis,) if isinstance(in_millis, str) else in_millis:
             self._implied[name] = WireType("int64", "io.debezium.time.Timestamp", setting=readings.TIME_UNITS)
-        self._keys = KeyReader(spec, self._implied)
-        self._message_keys = MessageKeys()
+        super().__init__(spec, KeyReader(spec, self._implied), MessageKeys())
         self._readers: dict[bytes, _EventReader | _RowReader] = {}
 
     def changes(self, records: pa.RecordBatch) -> Iterator[Found]:
@@ -76,11 +74,11 @@ class DebeziumJson(debezium.DebeziumFormat):
         for name in ("key", "value"):
             column = without_null_payloads(records.column(name))
             records = records.set_column(records.schema.get_field_index(name), records.schema.field(name), column)
-        if not self._spec.inserts_only:
-            yield from self._message_keys.stated(records)
+        return super().changes(records)
+
+    def _changes(self, records: pa.RecordBatch) -> Iterator[Found]:
         values = records.column("value")
         rows = np.flatnonzero(values.is_valid())
-        deletes = list[Rows]()
         for group in by_schema(values.drop_null()):
             if isinstance(group, Rejected):
                 yield replace(group, record=pa.array(rows[group.record.to_numpy()]))
@@ -92,12 +90,7 @@ class DebeziumJson(debezium.DebeziumFormat):
             except MalformedSchemaError as error:
                 yield Rejected(pa.array(chosen), BadRecord.UNPARSEABLE, str(error))
             else:
-                for found in reader.changes(records, chosen, texts):
-                    if isinstance(found, Changes):
-                        deletes.append(debezium.deleted(found))
-                    yield found
-        lone = self._tombstones.lone(records, deletes)
-        yield from debezium.deletes_by_key(self._spec, records, lone, self._keys)
+                yield from reader.changes(records, chosen, texts)
 
     def _reader(self, schema: bytes) -> "_EventReader | _RowReader":
         if schema not in self._readers:

@@ -404,17 +404,8 @@ def each(
     records: pa.RecordBatch,
     translate: Callable[[pa.RecordBatch, Parsed], Iterator[Found]],
 ) -> Iterator[Found]:
-    """The results of `translate` for each group of messages, and the messages that `reader` rejects."""
-    for found in read(reader, records):
-        if isinstance(found, Rejected):
-            yield found
-        else:
-            yield from translate(records, found)
-
-
-def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejected]:
-    """The results of `reader` for the records' values. Null values are ignored. `record` of a result has row numbers in
-    `records`.
+    """The results of `translate` for each group of messages, and the messages that `reader` rejects. Null values are
+    ignored.
     """
     values = records.column("value")
     rows = np.flatnonzero(values.is_valid().to_numpy(zero_copy_only=False))
@@ -423,7 +414,7 @@ def read(reader: JsonReader, records: pa.RecordBatch) -> Iterator[Parsed | Rejec
         if isinstance(found, Rejected):
             yield Rejected(record, found.error_class, found.reason)
         else:
-            yield Parsed(record, found.values, found.unknown)
+            yield from translate(records, Parsed(record, found.values, found.unknown))
 
 
 def rejected(record: pa.Array, mask: pa.Array, error_class: str, reason: pa.Array | str) -> Iterator[Rejected]:
