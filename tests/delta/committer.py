@@ -14,6 +14,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql.types import LongType, StructField, StructType
 
 from sink.targets.delta.actions import Proposal
+from sink.targets.delta.commands import create
 from sink.targets.delta.log import CommitRefusedError, DeltaLog
 from tests.stack.jars import delta_jars
 
@@ -52,7 +53,8 @@ def meet(folder: Path, name: str, place: str) -> None:
 def main(path: str, folder: Path, name: str) -> None:
     log = DeltaLog(session(), path)
     meet(folder, name, "create")
-    created = log.create(StructType([StructField("id", LongType())]), (), {"delta.feature.domainMetadata": "supported"})
+    schema = StructType([StructField("id", LongType())])
+    created = create(log, schema, (), {"delta.feature.domainMetadata": "supported"})
     print(json.dumps({"created": created, "table": log.refresh().metadata.table_id}), flush=True)
     for number, kind in enumerate(ROUNDS):
         actions = {

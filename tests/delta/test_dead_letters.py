@@ -16,6 +16,7 @@ from sink.deadletters.table import Selection
 from sink.errors import TemporaryError
 from sink.spark import session
 from sink.spark.versions import to_arrow
+from sink.targets.delta import upkeep
 from sink.targets.delta.log import CommitRefusedError, DeltaLog
 from tests.delta.harness import DeltaJob, before_commit, crashing
 from tests.stack.process import wait_until
@@ -119,7 +120,7 @@ def test_a_removal_that_others_keep_from_going_through(job: DeltaJob, monkeypatc
     job.write_text("x\n")
     job.run()
     refusal = CommitRefusedError("ConcurrentDeleteReadException", "files were deleted")
-    monkeypatch.setattr(DeltaLog, "delete_equal", lambda log, rows, columns: refusal)
+    monkeypatch.setattr(upkeep, "delete_equal", lambda log, rows, columns: refusal)
     with pytest.raises(TemporaryError, match="others kept changing it: files were deleted"):
         dead_letters.remove(job.spark, job.config(), dead_letters.find(job.spark, job.config(), Selection()))
     assert letters(job) == [b"x"]

@@ -23,7 +23,8 @@ from pyspark.sql import types as T
 
 from sink.errors import RolledBackError, TableError, TableGoneError, TemporaryError
 from sink.targets.delta import log as module
-from sink.targets.delta.actions import Proposal, check_removes, decoded
+from sink.targets.delta.actions import Commit, Proposal, check_removes, decoded
+from sink.targets.delta.commands import create, evolve
 from sink.targets.delta.log import CommitRefusedError, DeltaLog, LogGapError
 from sink.targets.values import CommitUnknownError
 from tests.delta.committer import ROUNDS
@@ -48,7 +49,7 @@ class Table:
         self._operation = 0
 
     def create(self, **properties: str) -> "Table":
-        assert self.log.create(SCHEMA, ["p"] if self.partitioned else (), PROPERTIES | properties)
+        assert create(self.log, SCHEMA, ["p"] if self.partitioned else (), PROPERTIES | properties)
         return self
 
     def add(self, *ids: int, p: str = "a") -> dict[str, Any]:
@@ -84,6 +85,9 @@ class Table:
     def commit(self, *actions: dict[str, Any], live: dict[str, Any] | None = None) -> int:
         return self.log.commit(self.proposal(*actions, live=live))
 
+    def since(self, version: int) -> list[Commit] | None:
+        return self.log.commits(version + 1, self.log.refresh().version)
+
     def live(self) -> dict[str, dict[str, Any]]:
         return {decoded(add["path"]): add for add in self.log.live_files(self.log.refresh().version)}
 
@@ -116,7 +120,7 @@ class Interrupted(DeltaLog):
         self.before()
         version = super()._send(transaction, actions, operation) if self.is_sent else -1
         if not self.is_answered:
-            self._scala.jvm.java.nio.file.Files.readString(self._scala.jvm.java.nio.file.Path.of("/lost", None))
+            self.scala.jvm.java.nio.file.Files.readString(self.scala.jvm.java.nio.file.Path.of("/lost", None))
         return version
 
 
@@ -149,7 +153,7 @@ def test_a_table_is_created_as_delta_creates_one(spark: SparkSession, tmp_path: 
     assert one.protocol == other.protocol
     assert replace(one.metadata, table_id="") == replace(other.metadata, table_id="")
     assert one.metadata.table_id != other.metadata.table_id
-    assert ours.log.create(SCHEMA) is False
+    assert create(ours.log, SCHEMA) is False
     assert ours.log.refresh() is one
 
 
@@ -157,7 +161,7 @@ def test_a_table_isnt_created_among_other_files(spark: SparkSession, tmp_path: P
     (tmp_path / "orders.csv").touch()
     log = DeltaLog(spark, str(tmp_path))
     with pytest.raises(TableError, match=r"has files \(orders\.csv\)"):
-        log.create(SCHEMA)
+        create(log, SCHEMA)
     with pytest.raises(TableError, match="there is no Delta table"):
         log.refresh()
     assert not (tmp_path / "_delta_log").exists()
@@ -166,7 +170,7 @@ def test_a_table_isnt_created_among_other_files(spark: SparkSession, tmp_path: P
 def test_a_schema_that_delta_refuses(spark: SparkSession, tmp_path: Path) -> None:
     log = DeltaLog(spark, str(tmp_path))
     with pytest.raises(TableError, match="Delta refuses it"):
-        log.create(T.StructType([T.StructField("a b", T.LongType())]))
+        create(log, T.StructType([T.StructField("a b", T.LongType())]))
     assert not log.exists()
 
 
@@ -183,7 +187,7 @@ def test_a_commit_is_read_back(kind: str, request: pytest.FixtureRequest) -> Non
     assert dict(snapshot.domains) == {"rowdelta.x": "{}"}
     assert dict(snapshot.transactions) == {"app": 1}
     assert table.live() == {one["path"]: {**one, "dataChange": False}, two["path"]: {**two, "dataChange": False}}
-    (commit,) = table.log.actions_since(0) or []
+    (commit,) = table.since(0) or []
     assert commit.operation_id == proposal.operation
     assert [action["add"] for action in commit.actions if "add" in action] == [one, two]
     (row,) = table.sql("DESCRIBE HISTORY TABLE_ LIMIT 1")
@@ -416,10 +420,10 @@ def test_a_commit_that_never_arrived_is_unknown(table: Table) -> None:
     proposal = table.proposal({"add": table.add(1)})
     with pytest.raises(CommitUnknownError, match="unknown whether the commit on version 0 went through"):
         table.log.commit(proposal)
-    assert table.log.actions_since(0) == []
+    assert table.since(0) == []
     table.log.is_sent = table.log.is_answered = True
     assert table.log.commit(proposal) == 1
-    assert [(made.version, made.operation_id) for made in table.log.actions_since(0) or []] == [(1, proposal.operation)]
+    assert [(made.version, made.operation_id) for made in table.since(0) or []] == [(1, proposal.operation)]
 
 
 def test_an_answer_is_lost_and_others_commit_on_top(table: Table) -> None:
@@ -460,14 +464,14 @@ def test_a_store_that_says_twice_what_it_did_once(table: Table) -> None:
         table.write_version(1, info, *[dict(action) for action in proposal.actions])
 
     identity: list[str] = []
-    start = table.log._start
+    start = table.log.start
 
     def started(base_version: int) -> JavaObject:
         transaction = start(base_version)
         identity.append(str(transaction.txnId()))
         return transaction
 
-    table.log._start = started  # type: ignore[method-assign]
+    table.log.start = started  # type: ignore[method-assign]
     table.log.before = before
     assert table.log.commit(proposal) == 1
     assert table.ids() == [1]
@@ -483,9 +487,9 @@ def test_commits_that_log_cleanup_deleted(table: Table) -> None:
     table.log.checkpoint()
     for version in range(3):
         (table.path / "_delta_log" / f"{version:020}.json").unlink()
-    assert table.log.actions_since(1) is None
-    assert [commit.version for commit in table.log.actions_since(2) or []] == [3, 4]
-    assert table.log.actions_since(4) == []
+    assert table.since(1) is None
+    assert [commit.version for commit in table.since(2) or []] == [3, 4]
+    assert table.since(4) == []
     with pytest.raises(TemporaryError, match="deleted by log clean-up"):
         table.log._find(0, lambda commit: commit.operation_id == "operation-1")
 
@@ -567,7 +571,7 @@ def test_a_commit_that_another_driver_replaced(table: Table, then: str) -> None:
 
 def test_a_foreign_commit_that_was_read_and_then_replaced(table: Table) -> None:
     table.sql("INSERT INTO TABLE_ VALUES (1, 'a')")
-    assert table.log.actions_since(0) is not None
+    assert table.since(0) is not None
     table.replace_version(1, {"add": table.add(3)})
     with pytest.raises(RolledBackError, match="version 1"):
         table.log.refresh()
@@ -592,8 +596,8 @@ def test_a_gap_before_a_checkpoint(table: Table) -> None:
     (table.path / "_delta_log" / f"{2:020}.json").unlink()
     assert table.log.refresh().version == 4
     with pytest.raises(LogGapError, match=r"version 2 is missing in _delta_log, between 1 and 4"):
-        table.log.actions_since(0)
-    assert table.log.actions_since(1) is None
+        table.since(0)
+    assert table.since(1) is None
 
 
 def test_a_commit_that_isnt_json(table: Table) -> None:
@@ -601,7 +605,7 @@ def test_a_commit_that_isnt_json(table: Table) -> None:
     (table.path / "_delta_log" / f"{1:020}.json").write_text('{"add": ')
     (table.path / "_delta_log" / f".{1:020}.json.crc").unlink()  # of Hadoop's local file system
     with pytest.raises(TableError, match="version 1 in _delta_log isn't valid JSON"):
-        table.log.actions_since(0)
+        table.since(0)
 
 
 @pytest.mark.parametrize("reader", [True, False], ids=["reader", "writer"])
@@ -630,7 +634,7 @@ def test_a_table_that_is_gone(table: Table) -> None:
         table.log.refresh()
     with pytest.raises(TableGoneError, match="another Delta table is in its place"):
         table.log.commit(proposal)
-    assert not list(table.log._spark.read.format("delta").load(str(table.path)).collect())
+    assert not list(table.log.spark.read.format("delta").load(str(table.path)).collect())
 
 
 def test_a_table_to_which_rows_are_only_added(spark: SparkSession, tmp_path: Path) -> None:
@@ -778,16 +782,16 @@ def _columns(table: Table) -> dict[str, str]:
 def test_columns_are_added_and_widened(spark: SparkSession, tmp_path: Path) -> None:
     table = Table(spark, tmp_path / "table")
     before = T.StructType([T.StructField("id", T.LongType(), False), T.StructField("n", T.ArrayType(T.ShortType()))])
-    table.log.create(before)
+    create(table.log, before)
     table.sql("INSERT INTO TABLE_ VALUES (1, array(7))")
     schema = T.StructType([T.StructField("id", T.LongType()), T.StructField("n", T.ArrayType(T.IntegerType()))])
     schema = schema.add("s", "string")
-    widening = {"delta.enableTypeWidening": "true", "delta.feature.typeWidening": "supported"}
+    widening = "'delta.enableTypeWidening' = 'true', 'delta.feature.typeWidening' = 'supported'"
     with pytest.raises(ValueError, match=r"without delta\.enableTypeWidening \(n\.element: smallint to int\)"):
-        table.log.evolve(1, schema)
-    assert table.log.evolve(1, properties=widening) == 2
+        evolve(table.log, 1, schema)
+    table.sql(f"ALTER TABLE TABLE_ SET TBLPROPERTIES ({widening})")
     assert "typeWidening" in table.log.refresh().protocol.writer_features
-    assert table.log.evolve(2, schema) == 3
+    assert evolve(table.log, 2, schema) == 3
     (widened,) = [c for c in json.loads(table.log.refresh().metadata.schema)["fields"] if c["name"] == "n"]
     change = {"fromType": "short", "toType": "integer", "fieldPath": "element"}
     assert widened["metadata"]["delta.typeChanges"] == [change]
@@ -796,9 +800,9 @@ def test_columns_are_added_and_widened(spark: SparkSession, tmp_path: Path) -> N
     assert table.sql("SELECT sum(n[0]) AS n FROM TABLE_")[0].n == 500007
     assert [commit.info["operation"] for commit in table.log.history(3)][1:] == ["UPDATE SCHEMA", "SET TBLPROPERTIES"]
     with pytest.raises(TableError, match=r"can't widen these types \(n: array<int> to string\)"):
-        table.log.evolve(4, T.StructType([schema["id"], T.StructField("n", T.StringType()), schema["s"]]))
+        evolve(table.log, 4, T.StructType([schema["id"], T.StructField("n", T.StringType()), schema["s"]]))
     with pytest.raises(TableError, match=r"can't widen these types \(s: string to int\)"):
-        table.log.evolve(4, T.StructType([schema["id"], schema["n"], T.StructField("s", T.IntegerType())]))
+        evolve(table.log, 4, T.StructType([schema["id"], schema["n"], T.StructField("s", T.IntegerType())]))
     assert table.log.refresh().version == 4
 
 
@@ -806,7 +810,7 @@ def test_column_mapping_gives_new_columns_their_ids(spark: SparkSession, tmp_pat
     table = Table(spark, tmp_path / "table").create(**{"delta.columnMapping.mode": "name"})
     before = json.loads(table.log.refresh().metadata.schema)
     schema = T.StructType.fromJson(before).add("n", "integer")
-    table.log.evolve(0, schema)
+    evolve(table.log, 0, schema)
     fields = json.loads(table.log.refresh().metadata.schema)["fields"]
     assert fields[:2] == before["fields"]
     assert fields[2]["metadata"].keys() == {"delta.columnMapping.id", "delta.columnMapping.physicalName"}
@@ -817,14 +821,14 @@ def test_column_mapping_gives_new_columns_their_ids(spark: SparkSession, tmp_pat
 def test_evolution_is_refused_if_others_altered_the_table(table: Table) -> None:
     table.log.before = lambda: table.sql("ALTER TABLE TABLE_ ADD COLUMNS (theirs INT)")
     with pytest.raises(CommitRefusedError) as refused:
-        table.log.evolve(0, T.StructType([*SCHEMA, T.StructField("ours", T.IntegerType())]))
+        evolve(table.log, 0, T.StructType([*SCHEMA, T.StructField("ours", T.IntegerType())]))
     assert refused.value.conflict == "MetadataChangedException"
     assert _columns(table) == {"id": "bigint", "p": "string", "theirs": "int"}
     with pytest.raises(CommitRefusedError):
-        table.log.evolve(0, SCHEMA)
+        evolve(table.log, 0, SCHEMA)
 
 
 def test_writers_at_work_refuse_no_evolution_but_their_commits(table: Table) -> None:
     table.log.before = lambda: table.sql("INSERT INTO TABLE_ VALUES (1, 'a')")
-    assert table.log.evolve(0, T.StructType([*SCHEMA, T.StructField("n", T.IntegerType())])) == 2
+    assert evolve(table.log, 0, T.StructType([*SCHEMA, T.StructField("n", T.IntegerType())])) == 2
     assert table.ids() == [1]

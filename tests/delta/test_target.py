@@ -276,9 +276,9 @@ def test_a_checkpoint_leaves_micro_batches_alone(
     write = DeltaLog.checkpoint
 
     def checkpoint(log: DeltaLog) -> bool:
-        partitions = str(log._spark.conf.get("spark.databricks.delta.snapshotPartitions"))
-        pool = log._spark.sparkContext.getLocalProperty("spark.scheduler.pool")
-        seen.append((partitions, pool, log._java == DeltaLog(spark, log.path)._java))
+        partitions = str(log.spark.conf.get("spark.databricks.delta.snapshotPartitions"))
+        pool = log.spark.sparkContext.getLocalProperty("spark.scheduler.pool")
+        seen.append((partitions, pool, log.java == DeltaLog(spark, log.path).java))
         return write(log)
 
     monkeypatch.setattr(checkpoints, "_EVERY", 2)

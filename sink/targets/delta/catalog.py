@@ -13,6 +13,7 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message, message_of
+from sink.targets.delta import commands
 from sink.targets.delta.log import DeltaLog
 from sink.targets.delta.storage import storage_properties
 from sink.targets.delta.table import DeltaTable
@@ -76,7 +77,7 @@ class DeltaCatalogs:
         :raises TableError: the table's folder has other files.
         """
         if not self._session_catalog(section.target):
-            DeltaLog(self._spark, self._folder(section.target)).check_no_other_files()
+            commands.check_no_other_files(DeltaLog(self._spark, self._folder(section.target)))
         for number, field in enumerate(section.partition_fields):
             where = f"{path}.partition_by[{number}]"
             if field.column not in columns.names:
@@ -112,7 +113,7 @@ class DeltaCatalogs:
                 name, f"delta.{quoted(self._folder(name))}", columns, partition_by, cluster_by, properties
             )
         else:
-            DeltaLog(self._spark, self._folder(name)).create(columns, partition_by, properties)
+            commands.create(DeltaLog(self._spark, self._folder(name)), columns, partition_by, properties)
         found = self._located(name)
         assert found is not None
         return self._opened(name, DeltaLog(self._spark, found))

@@ -32,7 +32,8 @@ class Checkpoints:
         self._spark = spark
         self._log = log
         self._name = name
-        self._running: _Checkpoint | None = None
+        self._running: Thread | None = None
+        self._seconds = 0.0
         self._next = 0.0
 
     def write_if_due(self) -> None:
@@ -40,13 +41,13 @@ class Checkpoints:
         if self._running is not None:
             if self._running.is_alive():
                 return
-            self._next = time.monotonic() + _PAUSE * self._running.seconds
+            self._next = time.monotonic() + _PAUSE * self._seconds
             self._running = None
             self._log.list_again()
         every = _EVERY if time.monotonic() >= self._next else _EVERY_AT_MOST
         if self._log.is_checkpoint_due(every):
             # a daemon: a second Ctrl-C doesn't wait for it, and a checkpoint that isn't finished isn't seen
-            self._running = _Checkpoint(self._spark, self._log.path, self._name)
+            self._running = Thread(target=self._write, name="checkpoint", daemon=True)
             self._running.start()
 
     def wait(self, seconds: float) -> None:
@@ -54,23 +55,10 @@ class Checkpoints:
         if self._running is not None:
             self._running.join(seconds)
 
-
-class _Checkpoint(Thread):
-    """Writes a checkpoint.
-
-    :param path: the table's folder.
-    :param name: the table, for messages.
-    """
-
-    def __init__(self, spark: SparkSession, path: str, name: str) -> None:
-        super().__init__(name="checkpoint", daemon=True)
-        self._arguments = spark, path, name
-        self.seconds = 0.0
-
-    def run(self) -> None:
+    def _write(self) -> None:
         began = time.monotonic()
-        _write_checkpoint(*self._arguments)
-        self.seconds = time.monotonic() - began
+        _write_checkpoint(self._spark, self._log.path, self._name)
+        self._seconds = time.monotonic() - began
 
 
 def _write_checkpoint(spark: SparkSession, path: str, name: str) -> None:

@@ -1,7 +1,7 @@
 """The transaction log of a Delta table: what is in it, and how something gets into it.
 
-This module, with `scala`, is the only one that knows the classes of delta-spark, by py4j. It was tried with 3.3.3
-(Spark 3.5) and 4.4.0 (Spark 4.0 and 4.1). To the rest of the sink a log is versions, and a version is a list of actions
+Only this module, `scala` and `commands` know the classes of delta-spark, by py4j. They were tried with 3.3.3 (Spark
+3.5) and 4.4.0 (Spark 4.0 and 4.1). To the rest of the sink a log is versions, and a version is a list of actions
 (`sink.targets.delta.actions`): `{"add": {…}}`, `{"remove": {…}}`, `{"txn": {…}}`, `{"domainMetadata": {…}}`.
 
     log = DeltaLog(spark, "s3a://lake/shop/orders")
@@ -15,11 +15,9 @@ do two kinds of a change of protocol: a feature that is only listed, and the row
 
 import json
 import time
-import uuid
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
-from datetime import timedelta
 from functools import cached_property
 from typing import Any, NoReturn
 
@@ -27,21 +25,17 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError, Py4JJavaError
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
-from pyspark.sql.types import ArrayType, DataType, MapType, StructType
 
 from sink.errors import ConfigError, RolledBackError, RowdeltaError, TableError, TableGoneError, TemporaryError
-from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.targets.delta.actions import ACTIONS, Commit, Metadata, Proposal, Protocol, check_removes
 from sink.targets.delta.scala import DELTA, Scala
-from sink.targets.locations import in_pattern
 from sink.targets.values import CommitUnknownError
 
 _MOST_READ = 100
 """So many commits are read one by one to learn what they changed; with more, Delta reads them in parallel."""
 _LOOKS = 5
 """The log is read this many times to find out whether a commit happened."""
-_NESTED = (StructType, ArrayType, MapType)
 _MISSING = ("FileNotFoundException", "NoSuchFileException")
 _NEWER_PROTOCOL = ("InvalidProtocolVersionException", "DeltaUnsupportedTableFeatureException")
 _BROKEN_LOG = (
@@ -141,7 +135,7 @@ class DeltaLog:
 
     def __init__(self, spark: SparkSession, path: str, *, apart: bool = False) -> None:
         self.path = path
-        self._spark = spark
+        self.spark = spark
         self._latest: Snapshot | None = None
         self._newest_txn: tuple[int, str] | None = None
         """Version and `txnId` of the newest commit that was written or read here."""
@@ -149,19 +143,17 @@ class DeltaLog:
         """What happened to that commit, if another driver has replaced it. Nothing that is known here holds then."""
         self._known: _State | None = None
         self._checkpoint_version = 0
-        self._metrics: dict[str, JavaObject] = {}
-        self._scala = scala = Scala(spark)
+        self.scala = scala = Scala(spark)
         with self.translated():
             self._path = scala.jvm.org.apache.hadoop.fs.Path
             self._update_mode = scala.jvm.org.apache.spark.sql.streaming.OutputMode.Update()
-            self._sql_metrics = scala.jvm.org.apache.spark.sql.execution.metric.SQLMetrics
             # Delta keeps one for each table and each set of such options
             options = scala.map_of({"fs.rowdelta.apart": "true"} if apart else {})
-            self._java = scala.type("DeltaLog").forTable(spark._jsparkSession, self._path(path), options)
+            self.java = scala.type("DeltaLog").forTable(spark._jsparkSession, self._path(path), options)
             self._streaming_update = scala.type("DeltaOperations$StreamingUpdate")
             self._checkpoint_hook = scala.set_of(scala.object("hooks.CheckpointHook"))
-        self._log_path = str(self._java.logPath().toString())
-        self._types = {name: scala.list_type(f"{DELTA}.actions.{java}", self._java) for name, java in ACTIONS.items()}
+        self._log_path = str(self.java.logPath().toString())
+        self._types = {name: scala.list_type(f"{DELTA}.actions.{java}", self.java) for name, java in ACTIONS.items()}
 
     # -- what is there
 
@@ -222,11 +214,11 @@ class DeltaLog:
         """Delta lists the log, which takes longer for each version that is kept: 0.1 s for 2,600 files on a local disk.
         Most stores have only such lists.
         """
-        return self._java.update(False, self._scala.none, self._scala.none)
+        return self.java.update(False, self.scala.none, self.scala.none)
 
     def _known_to_delta(self) -> JavaObject:
         """The newest version that Delta knows in this JVM."""
-        return self._java.unsafeVolatileSnapshot()
+        return self.java.unsafeVolatileSnapshot()
 
     def _is_newest(self, java: JavaObject) -> bool:
         """Whether a version is the newest, and the log still that of the table that Delta has seen. A few files are
@@ -248,8 +240,7 @@ class DeltaLog:
             if of_checkpoint.isEmpty():
                 return False
             seen.insert(0, of_checkpoint.head())
-        following = self._path(f"{self._log_path}/{version + 1:020}.json")
-        files = following.getFileSystem(self._hadoop)
+        following, files = self.place(f"{self._log_path}/{version + 1:020}.json")
         return all(self._is_same(files, file) for file in seen) and not files.exists(following)
 
     def _is_same(self, files: JavaObject, seen: JavaObject) -> bool:
@@ -293,7 +284,7 @@ class DeltaLog:
         commit = self._commit_at(version)
         if commit is None or not commit.info or commit.info.get("txnId") == known:
             return  # without a `commitInfo`, which a setting leaves out, nothing tells
-        self._scala.object("DeltaLog").invalidateCache(self._spark._jsparkSession, self._path(self.path))
+        self.scala.object("DeltaLog").invalidateCache(self.spark._jsparkSession, self._path(self.path))
         self._replaced = (
             f"{self.path}: another driver has written version {version} of _delta_log in the same moment as it was "
             "written before, and replaced it. The sink goes on from the position that the table has now. The store "
@@ -331,11 +322,11 @@ class DeltaLog:
             return self._latest
         with self.translated():
             try:
-                java = self._java.getSnapshotAt(version, self._scala.none, self._scala.none, False)
+                java = self.java.getSnapshotAt(version, self.scala.none, self.scala.none, False)
             except Py4JJavaError:
                 raise
             except Py4JError:  # before Delta 4.1 it has three parameters
-                java = self._java.getSnapshotAt(version, self._scala.none, self._scala.none)
+                java = self.java.getSnapshotAt(version, self.scala.none, self.scala.none)
             return self._snapshot(java, version)
 
     def live_files(self, version: int) -> list[dict[str, Any]]:
@@ -345,7 +336,7 @@ class DeltaLog:
         """
         java = self.snapshot_at(version).java
         with self.translated():
-            files = DataFrame(java.allFiles().toDF(), self._spark)
+            files = DataFrame(java.allFiles().toDF(), self.spark)
             found = [json.loads(text) for (text,) in files.select(F.to_json(F.struct("*"))).collect()]
         # on Spark 4.1 every file has tags, also if its commit named none
         return [{key: value for key, value in add.items() if key != "tags" or value} for add in found]
@@ -359,8 +350,8 @@ class DeltaLog:
             self._known = known.after(commits)
             return self._known
         with self.translated():
-            domains = json.loads(self._scala.mapper.writeValueAsString(snapshot.java.domainMetadata()))
-            transactions = json.loads(self._scala.mapper.writeValueAsString(snapshot.java.transactions()))
+            domains = json.loads(self.scala.mapper.writeValueAsString(snapshot.java.domainMetadata()))
+            transactions = json.loads(self.scala.mapper.writeValueAsString(snapshot.java.transactions()))
         found = _State(snapshot.version, {d["domain"]: d["configuration"] for d in domains}, transactions)
         if known is None or known.version < found.version:
             self._known = found
@@ -375,23 +366,18 @@ class DeltaLog:
         """
         snapshot = self.snapshot_at(version)
         with self.translated():
-            files = self._scala.array_list()
-            files.addAll(self._scala.mapper.readValue(json.dumps(list(adds)), self._types["add"]))
-            arguments = [snapshot.java, self._scala.to_seq(files), False, self._scala.none]
-            frame = self._java.createDataFrame(*arguments)
-        return DataFrame(frame, self._spark)
-
-    def actions_since(self, version: int) -> list[Commit] | None:
-        """All commits after `version` up to the newest, which is refreshed first. None if log clean-up has deleted
-        some of them. Two milliseconds a commit on a local disk.
-
-        :raises LogGapError: a commit between others is missing.
-        :raises RowdeltaError: as of `refresh`.
-        """
-        return self.commits(version + 1, self.refresh().version)
+            files = self.scala.array_list()
+            files.addAll(self.scala.mapper.readValue(json.dumps(list(adds)), self._types["add"]))
+            arguments = [snapshot.java, self.scala.to_seq(files), False, self.scala.none]
+            frame = self.java.createDataFrame(*arguments)
+        return DataFrame(frame, self.spark)
 
     def commits(self, first: int, last: int, *, with_actions: bool = True) -> list[Commit] | None:
-        """The commits of the versions from `first` to `last`. Errors and None as of `actions_since`."""
+        """The commits of the versions from `first` to `last`. None if log clean-up has deleted some of them. Two
+        milliseconds a commit on a local disk.
+
+        :raises LogGapError: a commit between others is missing.
+        """
         found: list[Commit] = []
         for version in range(first, last + 1):
             commit = self._commit_at(version)
@@ -437,11 +423,16 @@ class DeltaLog:
         """
         with self.translated(missing=True):
             file = self._path(f"{self._log_path}/{name}")
-            return str(self._java.store().read(file, self._hadoop).mkString("\n"))
+            return str(self.java.store().read(file, self._hadoop).mkString("\n"))
 
     @cached_property
     def _hadoop(self) -> JavaObject:
-        return self._java.newDeltaHadoopConf()
+        return self.java.newDeltaHadoopConf()
+
+    def place(self, path: str) -> tuple[JavaObject, JavaObject]:
+        """Hadoop's path, and the file system that it is of."""
+        found = self._path(path)
+        return found, found.getFileSystem(self._hadoop)
 
     def _find(self, since_version: int, is_it: Any) -> int | None:
         """The first version after `since_version` that is the one; None if none is, until now.
@@ -449,7 +440,7 @@ class DeltaLog:
         :raises TemporaryError: commits that could tell have been deleted by log clean-up.
         :raises RowdeltaError: as of `refresh`.
         """
-        commits = self.actions_since(since_version)
+        commits = self.commits(since_version + 1, self.refresh().version)
         if commits is None:
             raise TemporaryError(
                 f"{self.path}: commits after version {since_version} were deleted by log clean-up, so it can't be told "
@@ -480,8 +471,8 @@ class DeltaLog:
     def stored_at(self, version: int) -> int:
         """When a version's file was written, by the storage's clock, in milliseconds since 1970."""
         with self.translated():
-            file = self._path(f"{self._log_path}/{version:020}.json")
-            return int(file.getFileSystem(self._hadoop).getFileStatus(file).getModificationTime())
+            file, files = self.place(f"{self._log_path}/{version:020}.json")
+            return int(files.getFileStatus(file).getModificationTime())
 
     def version_at(self, timestamp_ms: int) -> int:
         """The version that was the newest at that time, as `TIMESTAMP AS OF` finds it.
@@ -490,10 +481,10 @@ class DeltaLog:
         :raises TableError: the table didn't exist, or can't be read as of then any more.
         """
         with self.translated():
-            history = self._java.history()
-            time_stamp = self._scala.jvm.java.sql.Timestamp(timestamp_ms)
+            history = self.java.history()
+            time_stamp = self.scala.jvm.java.sql.Timestamp(timestamp_ms)
             try:
-                found = history.getActiveCommitAtTime(time_stamp, self._scala.none, True, True, False)
+                found = history.getActiveCommitAtTime(time_stamp, self.scala.none, True, True, False)
             except Py4JJavaError:
                 raise
             except Py4JError:  # Delta 3 has no parameter for the catalog's table
@@ -501,53 +492,6 @@ class DeltaLog:
             return int(found.version())
 
     # -- what shall happen
-
-    def create(
-        self, schema: StructType, partition_by: Sequence[str] = (), properties: Mapping[str, str] | None = None
-    ) -> bool:
-        """Create the table, with the protocol that its properties need. `delta.feature.<name>: supported` asks for a
-        feature without a property of its own.
-
-        :return: False if there was a table already, perhaps of another process at the same moment.
-        :raises TableError: Delta refuses the schema or properties, or the folder has other files.
-        :raises CommitUnknownError: look whether it `exists`.
-        """
-        with self.translated():
-            transaction = self._java.startTransaction(self._scala.none, self._scala.none)
-            if int(transaction.readVersion()) >= 0:
-                return False
-            self.check_no_other_files()
-            metadata = {
-                "id": str(uuid.uuid4()),
-                "format": {"provider": "parquet", "options": {}},
-                "schemaString": schema.json(),
-                "partitionColumns": list(partition_by),
-                "configuration": dict(properties or {}),
-                "createdTime": time.time_ns() // 1_000_000,
-            }
-            transaction.updateMetadata(self._scala.action({"metaData": metadata}), False)
-            create_table = self._scala.type("DeltaOperations$CreateTable")
-            operation = create_table(transaction.metadata(), False, False, self._scala.none)
-        try:
-            self._commit(transaction, -1, self._scala.array_list(), operation)
-        except CommitRefusedError:
-            return False
-        return True
-
-    def check_no_other_files(self) -> None:
-        """:raises TableError: the folder has files that a new table would lie beside."""
-        folder = self._path(self.path)
-        try:
-            with self.translated(missing=True):
-                found = [str(s.getPath().getName()) for s in folder.getFileSystem(self._hadoop).listStatus(folder)]
-        except FileNotFoundError:
-            return
-        others = sorted(name for name in found if not name.startswith(("_", ".")))
-        if others:
-            raise TableError(
-                f"{self.path}: there is no Delta table, but the folder has files ({', '.join(others[:3])}). Choose "
-                "another folder, empty it, or use CONVERT TO DELTA."
-            )
 
     def commit(self, proposal: Proposal) -> int:
         """Commit once, or find out why not. A due checkpoint isn't written: see `checkpoint`.
@@ -562,139 +506,24 @@ class DeltaLog:
         """
         check_removes(proposal.actions, proposal.live)
         with self.translated():
-            transaction = self._start(proposal.base_version)
+            transaction = self.start(proposal.base_version)
             transaction.readWholeTable()
             # `txnVersion` says the same to Delta, but replays the whole log to answer, which takes a second.
             getattr(transaction.readTxn(), "$plus$eq")(proposal.app_id)
-            transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
-            actions = self._scala.array_list()
+            actions = self.scala.array_list()
             for name, java_type in self._types.items():
                 some = [action[name] for action in proposal.actions if name in action]
                 if some:
-                    actions.addAll(self._scala.mapper.readValue(json.dumps(some), java_type))
+                    actions.addAll(self.scala.mapper.readValue(json.dumps(some), java_type))
             operation = self._streaming_update(
                 self._update_mode,
                 proposal.app_id,
                 proposal.epoch,
-                self._scala.some(proposal.user_metadata),
+                self.scala.some(proposal.user_metadata),
             )
             if proposal.metrics:
-                self._measure(transaction, operation, proposal.metrics)
-        return self._commit(transaction, proposal.base_version, actions, operation)
-
-    def evolve(
-        self, base_version: int, schema: StructType | None = None, properties: Mapping[str, str] | None = None
-    ) -> int:
-        """Change the table's columns or properties, in a commit of its own. Delta enables the features that properties
-        need. It doesn't check that the live files fit: columns may be added, made nullable, or widened.
-
-        :param base_version: as of `Proposal`.
-        :param schema: all columns; None leaves them. Column mapping's ids are given by Delta. Wider types need
-            `delta.enableTypeWidening` in the table already.
-        :param properties: to set; others stay. Delta 3.3 enables the preview of type widening, unless
-            `delta.feature.typeWidening: supported` asks for the feature itself.
-        :return: the new version.
-        :raises ValueError: types change, and the table doesn't allow it.
-        :raises TableError: types change in a way that this Delta can't read.
-        :raises RowdeltaError: as of `commit`.
-        :raises CommitRefusedError: as of `commit`.
-        """
-        with self.translated():
-            transaction = self._start(base_version)
-            old = transaction.metadata()
-            metadata = json.loads(old.json())["metaData"]
-            if schema is not None:
-                metadata["schemaString"] = self._evolved(transaction, metadata, schema)
-            metadata["configuration"] = {**metadata.get("configuration", {}), **(properties or {})}
-            transaction.updateMetadata(self._scala.action({"metaData": metadata}), False)
-            transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
-            operations = f"{DELTA}.DeltaOperations$"
-            if schema is not None:
-                update = getattr(self._scala.jvm, f"{operations}UpdateSchema")
-                operation = update(old.schema(), transaction.metadata().schema())
-            else:
-                set_properties = getattr(self._scala.jvm, f"{operations}SetTableProperties")
-                operation = set_properties(self._scala.map_of(properties or {}))
-        return self._commit(transaction, base_version, self._scala.array_list(), operation)
-
-    def _evolved(self, transaction: JavaObject, metadata: Mapping[str, Any], schema: StructType) -> str:
-        """The new schema's JSON, with what type widening has to note in it (PROTOCOL.md, "Type Change Metadata")."""
-        before = StructType.fromJson(json.loads(metadata["schemaString"]))
-        changes = list(_type_changes(before, schema, ""))
-        if not changes:
-            return schema.json()
-        described = ", ".join(f"{name}: {old.simpleString()} to {new.simpleString()}" for name, old, new in changes)
-        if metadata.get("configuration", {}).get("delta.enableTypeWidening", "false").lower() != "true":
-            raise ValueError(f"{self.path}: types change without delta.enableTypeWidening ({described})")
-        parse = self._scala.jvm.org.apache.spark.sql.types.DataType.fromJson
-        widening = self._scala.object("TypeWidening")
-        for _, old, new in changes:
-            nested = isinstance(old, _NESTED) or isinstance(new, _NESTED)
-            if nested or not widening.isTypeChangeSupported(parse(old.json()), parse(new.json())):
-                # Delta itself would write it down without a note, and not be able to read the files any more.
-                raise TableError(f"{self.path}: this Delta Lake can't widen these types ({described})")
-        noted = self._scala.object("TypeWideningMetadata").addTypeWideningMetadata(
-            transaction, parse(schema.json()), parse(metadata["schemaString"])
-        )
-        return str(noted.json())
-
-    def optimize(self, below: int, target: int, where: str | None) -> tuple[int, int, int]:
-        """Merge small files by Delta's own OPTIMIZE.
-
-        :param below: size below which a file is small, in bytes.
-        :param target: size that no new file exceeds.
-        :param where: condition on partition columns. None for all files.
-        :return: numbers of files that it removed and added, and bytes of the removed ones.
-        :raises RowdeltaError: Delta couldn't.
-        """
-        # of a session apart, since other threads may optimize other tables
-        own = SparkSession(self._spark.sparkContext, self._spark._jsparkSession.cloneSession())
-        for name, value in (("minFileSize", below), ("maxFileSize", target), ("maxDeletedRowsRatio", 1.0)):
-            own.conf.set(f"spark.databricks.delta.optimize.{name}", str(value))
-        with self.translated():
-            table = self._scala.jvm.io.delta.tables.DeltaTable.forPath(own._jsparkSession, self.path)
-            optimizing = table.optimize() if where is None else table.optimize().where(where)
-            metrics = DataFrame(optimizing.executeCompaction(), own).collect()[0]["metrics"]
-        return int(metrics["numFilesRemoved"]), int(metrics["numFilesAdded"]), int(metrics["filesRemoved"]["totalSize"])
-
-    def table_inside(self) -> str | None:
-        """A folder in the table's folder that seems to be another table's, if there is one. An Iceberg table may have
-        the same root, as XTable and Iceberg's `snapshotDeltaLakeTable` make it.
-        """
-        with self.translated():
-            root = in_pattern(self.path)
-            own_place = self._path(f"{root}/metadata/{{*.metadata.json,version-hint.text}}")
-            below = self._path(f"{root}/{{*,*/*,*/*/*}}/{{_delta_log,metadata}}")
-            files = below.getFileSystem(self._hadoop)
-            found = [*(files.globStatus(own_place) or ()), *(files.globStatus(below) or ())]
-            return str(found[0].getPath().getParent().toString()) if found else None
-
-    def kept_after_deletion(self) -> timedelta:
-        """How long VACUUM has to keep files that the newest version known doesn't have
-        (`delta.deletedFileRetentionDuration`).
-        """
-        snapshot = self._latest or self.refresh()
-        with self.translated():
-            deltalog = self._scala.type("DeltaLog")
-            return timedelta(milliseconds=int(deltalog.tombstoneRetentionMillis(snapshot.java.metadata())))
-
-    def delete_equal(self, rows: DataFrame, columns: Sequence[str]) -> CommitRefusedError | None:
-        """Delete the rows that are equal to one of `rows` in some columns, by Delta's own MERGE: its DELETE takes no
-        subquery. NULL equals NULL.
-
-        :return: why nothing was deleted, if others committed meanwhile.
-        :raises RowdeltaError: Delta couldn't.
-        """
-        same = " AND ".join(f"kept.{quoted(name)} <=> removed.{quoted(name)}" for name in columns)
-        removed = rows.select(*map(quoted, columns)).distinct().alias("removed")
-        try:
-            table = self._scala.jvm.io.delta.tables.DeltaTable.forPath(self._spark._jsparkSession, self.path)
-            getattr(table, "as")("kept").merge(removed._jdf, same).whenMatched().delete().execute()
-        except JAVA_ERRORS as error:
-            if self._scala.is_a(error, "java.util.ConcurrentModificationException"):
-                return CommitRefusedError(java_class(error), java_message(error))
-            raise self._error(error) from None
-        return None
+                self.scala.show_metrics(transaction, operation, proposal.metrics)
+        return self.finish(transaction, proposal.base_version, actions, operation)
 
     def is_checkpoint_due(self, every: int) -> bool:
         """Whether the newest version known is far enough from the last checkpoint. Call this between two commits, as
@@ -705,7 +534,7 @@ class DeltaLog:
         snapshot = self._latest or self.refresh()
         with self.translated():
             java = self._known_to_delta()
-            interval = min(every, int(self._java.checkpointInterval(java.metadata())))
+            interval = min(every, int(self.java.checkpointInterval(java.metadata())))
 
             def is_due(java: JavaObject) -> bool:
                 last = max(int(java.checkpointProvider().version()), self._checkpoint_version, 0)
@@ -722,7 +551,7 @@ class DeltaLog:
         """
         snapshot = self._latest or self.refresh()
         with self.translated():
-            self._java.checkpoint(snapshot.java, self._scala.none)
+            self.java.checkpoint(snapshot.java, self.scala.none)
             snapshot.java.uncache()
         self._checkpoint_version = self.last_checkpoint.get("version", -1)
         return self._checkpoint_version >= snapshot.version
@@ -738,11 +567,16 @@ class DeltaLog:
 
     # -- how it is sent
 
-    def _start(self, base_version: int) -> JavaObject:
+    def start(self, base_version: int) -> JavaObject:
+        """A transaction on this version, which `finish` sends.
+
+        :raises CommitRefusedError: it isn't the current one.
+        :raises TableGoneError: as of `refresh`.
+        """
         java = self._known_to_delta()
         is_known = int(java.version()) == base_version and self._is_newest(java)
-        transaction = self._java.startTransaction(
-            self._scala.none, self._scala.some(java) if is_known else self._scala.none
+        transaction = self.java.startTransaction(
+            self.scala.none, self.scala.some(java) if is_known else self.scala.none
         )
         version = int(transaction.readVersion())
         if version < 0:
@@ -752,12 +586,17 @@ class DeltaLog:
             self._check_not_replaced()
         if version != base_version:
             raise CommitRefusedError("StaleVersion", f"{self.path}: version {version} is current, not {base_version}")
+        transaction.unregisterPostCommitHooksWhere(self._checkpoint_hook)
         return transaction
 
-    def _commit(self, transaction: JavaObject, base_version: int, actions: JavaObject, operation: JavaObject) -> int:
+    def finish(self, transaction: JavaObject, base_version: int, actions: JavaObject, operation: JavaObject) -> int:
+        """Send a commit once. Errors as of `commit`.
+
+        :return: the new version.
+        """
         identity = str(transaction.txnId())
         try:
-            version = self._send(transaction, self._scala.to_seq(actions), operation)
+            version = self._send(transaction, self.scala.to_seq(actions), operation)
         except JAVA_ERRORS as error:
             refusal = error
         else:
@@ -774,10 +613,10 @@ class DeltaLog:
                 continue
             if found is not None:
                 return found
-            if self._scala.is_a(refusal, "java.util.ConcurrentModificationException"):
+            if self.scala.is_a(refusal, "java.util.ConcurrentModificationException"):
                 raise CommitRefusedError(java_class(refusal), java_message(refusal)) from None
-            if self._scala.is_check(refusal):
-                raise self._error(refusal) from None
+            if self.scala.is_check(refusal):
+                raise self.error_of(refusal) from None
             break
         raise CommitUnknownError(
             f"{self.path}: it is unknown whether the commit on version {base_version} went through "
@@ -786,22 +625,6 @@ class DeltaLog:
 
     def _send(self, transaction: JavaObject, actions: JavaObject, operation: JavaObject) -> int:
         return int(transaction.commit(actions, operation))
-
-    def _measure(self, transaction: JavaObject, operation: JavaObject, metrics: Mapping[str, int]) -> None:
-        values = self._scala.hash_map()
-        for name, value in metrics.items():
-            if name not in self._metrics:
-                self._metrics[name] = self._sql_metrics.createMetric(self._spark.sparkContext._jsc.sc(), name)
-            self._metrics[name].set(value)
-            values.put(name, self._metrics[name])
-        scala_values = self._scala.to_map(values)
-        transaction.registerSQLMetrics(self._spark._jsparkSession, scala_values)
-        # Delta shows four metrics of a streaming update and drops others, so the operation is told to show ours. If a
-        # later JVM forbids it, these four are left.
-        with suppress(*JAVA_ERRORS):
-            shown = operation.getClass().getDeclaredField("operationMetrics")
-            shown.setAccessible(True)
-            shown.set(operation, scala_values.keySet())
 
     @contextmanager
     def translated(self, *, missing: bool = False) -> Iterator[None]:
@@ -814,9 +637,9 @@ class DeltaLog:
         except JAVA_ERRORS as error:
             if missing and java_class(error) in _MISSING:
                 raise FileNotFoundError(java_message(error)) from None
-            raise self._error(error) from None
+            raise self.error_of(error) from None
 
-    def _error(self, error: Exception) -> RowdeltaError:
+    def error_of(self, error: Exception) -> RowdeltaError:
         name, message = java_class(error), java_message(error)
         if "DELTA_CONFIGURE_SPARK_SESSION" in message:
             return ConfigError(
@@ -831,23 +654,6 @@ class DeltaLog:
             )
         if any(code in message for code in _BROKEN_LOG):
             return LogGapError(f"{self.path}: the log in _delta_log is damaged ({message}). Restore its files.")
-        if self._scala.is_check(error):
+        if self.scala.is_check(error):
             return TableError(f"{self.path}: Delta refuses it ({name}: {message})")
         return TemporaryError(f"{self.path}: {name}: {message}")
-
-
-def _type_changes(old: DataType, new: DataType, name: str) -> Iterator[tuple[str, DataType, DataType]]:
-    """Columns of both types, nested ones too, that have another type than before: name, old type, new type."""
-    if isinstance(old, StructType) and isinstance(new, StructType):
-        before = {column.name: column.dataType for column in old}
-        for column in new:
-            if column.name in before:
-                path = f"{name}.{column.name}" if name else column.name
-                yield from _type_changes(before[column.name], column.dataType, path)
-    elif isinstance(old, ArrayType) and isinstance(new, ArrayType):
-        yield from _type_changes(old.elementType, new.elementType, f"{name}.element")
-    elif isinstance(old, MapType) and isinstance(new, MapType):
-        yield from _type_changes(old.keyType, new.keyType, f"{name}.key")
-        yield from _type_changes(old.valueType, new.valueType, f"{name}.value")
-    elif old != new:
-        yield name, old, new

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterable
 
 from changelog.amounts import amount, sized
+from sink.targets.delta.commands import optimize
 from sink.targets.delta.live_files import full
 from sink.targets.delta.state import DeltaState
 from sink.targets.upkeep_values import Compacted, CompactionLimits
@@ -36,7 +37,7 @@ def compact_files(
         return None
     if dry_run:
         return Compacted(len(small), 0, sum(small), time.monotonic() - started), 0
-    removed, added, size = table.log.optimize(below, target, limits.where)
+    removed, added, size = optimize(table.log, below, target, limits.where)
     table.refresh()
     if not removed:
         return None

@@ -2,15 +2,17 @@
 
 import json
 from collections.abc import Mapping
+from contextlib import suppress
 from functools import cached_property
 from typing import Any
 
 from py4j.java_gateway import JavaObject, is_instance_of
 from pyspark.sql import SparkSession
 
-from sink.spark.java_errors import java_exception
+from sink.spark.java_errors import JAVA_ERRORS, java_exception
 
 DELTA = "org.apache.spark.sql.delta"
+_SQL_METRICS = "org.apache.spark.sql.execution.metric.SQLMetrics"
 
 
 class Scala:
@@ -22,6 +24,7 @@ class Scala:
     def __init__(self, spark: SparkSession) -> None:
         jvm: Any = spark._jvm
         self.jvm = jvm
+        self._spark = spark
         self._gateway = spark.sparkContext._gateway
         # Each step of a name such as `a.b.c` is a call to the JVM, so classes are looked up once.
         self.none = jvm.scala.Option.empty()
@@ -80,3 +83,22 @@ class Scala:
         """Whether Delta refuses what it was asked for. It does so before it writes anything."""
         kinds = (f"{DELTA}.DeltaThrowable", "org.apache.spark.sql.AnalysisException")
         return any(self.is_a(error, kind) for kind in kinds)
+
+    def show_metrics(self, transaction: JavaObject, operation: JavaObject, metrics: Mapping[str, int]) -> None:
+        """Have `DESCRIBE HISTORY` show numbers of a commit.
+
+        :param operation: Delta's `StreamingUpdate`.
+        """
+        create, values = getattr(self.jvm, _SQL_METRICS).createMetric, self.hash_map()
+        for name, value in metrics.items():
+            metric = create(self._spark.sparkContext._jsc.sc(), name)
+            metric.set(value)
+            values.put(name, metric)
+        shown = self.to_map(values)
+        transaction.registerSQLMetrics(self._spark._jsparkSession, shown)
+        # Delta shows four metrics of a streaming update and drops others, so the operation is told to show ours. If a
+        # later JVM forbids it, these four are left.
+        with suppress(*JAVA_ERRORS):
+            names = operation.getClass().getDeclaredField("operationMetrics")
+            names.setAccessible(True)
+            names.set(operation, shown.keySet())

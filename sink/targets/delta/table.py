@@ -16,6 +16,7 @@ from deltawriters.old_rows import DeletedRows
 from deltawriters.scratch import Scratch
 from sink.errors import TableError
 from sink.targets.delta.actions import Commit
+from sink.targets.delta.commands import evolve
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.delta.live_files import file_actions
 from sink.targets.delta.log import CommitRefusedError
@@ -63,7 +64,7 @@ class DeltaTable(DeltaState):
                 nullable, metadata = (True, {}) if old is None else (old.nullable, old.metadata)
                 fields[name] = T.StructField(name, dtype, nullable, metadata)
         try:
-            self.log.evolve(self._snapshot.version, T.StructType(list(fields.values())))
+            evolve(self.log, self._snapshot.version, T.StructType(list(fields.values())))
         except ValueError as error:
             raise TableError(
                 f"{self.name}: {error}. Allow it: ALTER TABLE … SET TBLPROPERTIES ('delta.enableTypeWidening' = "

@@ -12,6 +12,7 @@ from pyspark.sql import DataFrame
 from sink.errors import TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets.delta.checkpoints import Checkpoints
+from sink.targets.delta.commands import delete_equal, kept_after_deletion, table_inside
 from sink.targets.delta.live_files import full
 from sink.targets.delta.new_vectors import live_add, remove_of
 from sink.targets.delta.optimize import compact_files
@@ -80,7 +81,7 @@ class DeltaUpkeep(Upkeep):
         return [remove_of(add, data_change=False) for add in adds if add is not None]
 
     def remove_rows(self, rows: DataFrame, columns: Sequence[str]) -> Exception | None:
-        refusal = self._table.log.delete_equal(rows, columns)
+        refusal = delete_equal(self._table.log, rows, columns)
         self._table.refresh()
         return refusal
 
@@ -88,14 +89,14 @@ class DeltaUpkeep(Upkeep):
         """By VACUUM, which also keeps what is younger than a week or the table's `delta.deletedFileRetentionDuration`:
         older versions of the table and streams that read it need these files. It tells 1,000 files at most.
         """
-        inside = self._table.log.table_inside()
+        inside = table_inside(self._table.log)
         if inside is not None:
             raise TableError(
                 f"{self._table.name}: orphan files not removed: there seems to be another table at {inside}, whose "
                 "files VACUUM would delete. Move it, or set maintenance.orphans of this table to null."
             )
         stored_at = self._table.log.stored_at(self._table.snapshot_id())
-        wanted = max(older_than, self._table.log.kept_after_deletion(), _SHORTEST_RETENTION)
+        wanted = max(older_than, kept_after_deletion(self._table.log), _SHORTEST_RETENTION)
         wanted += timedelta(seconds=max(0.0, time.time() - orphans_reach(self._table, stored_at) / 1000))
         hours = math.ceil(wanted / timedelta(hours=1))
         self._table.spark.conf.set(_IGNORES_RETENTION, "false")
