@@ -290,13 +290,8 @@ class Mover:
             return
         name = f"{self._task.operation}-{self._task.partition:05d}-{self._task.attempt}-{len(self._runs)}"
         files = self._files
-        entries = Entries(
-            high=np.concatenate([part.high for part in self._entries]),
-            low=np.concatenate([part.low for part in self._entries]),
-            file=np.concatenate([part.file for part in self._entries]),
-            pos=np.concatenate([part.pos for part in self._entries]),
-            files=tuple(indexed(files.path(n), files.partition(n)) for n in range(len(files))),
-        )
+        named = tuple(indexed(files.path(n), files.partition(n)) for n in range(len(files)))
+        entries = Entries.joined(self._entries, named)
         self._runs.append(write_run(self._index.io, self._index.location, name, self._sequence, entries))
         self._entries = []
 

@@ -2,12 +2,14 @@
 
 import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import groupby, pairwise
 
 import numpy as np
 import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
 from pyiceberg.io import FileIO
 
 from deltawriters.collapse import Ints
@@ -24,12 +26,15 @@ from deltawriters.keyindex.runs import (
     open_run,
     write_run,
 )
+from deltawriters.order_values import UNKNOWN, OrderColumns, latest
 from deltawriters.storage import file_io
 
 Flags = npt.NDArray[np.bool_]
 
 _TIER = 4
 _MAX_GROUPS = 16
+_NEVER = 2**32
+"""Seconds since 1970 after all that an entry can have."""
 _NUMBER = ~SUPERSEDES
 """Mask of the bits of `file` that hold the file number."""
 
@@ -40,12 +45,16 @@ class Located:
 
     The rows are in no particular order. A key may have no row. It may have several rows, if other writers write to the
     table. Each data file occurs in `files` once.
+
+    :param latest: for each probed key, the highest order value of its rows, or that with which it was deleted;
+        `UNKNOWN` if the index knows neither. None if the index has no order values.
     """
 
     query: Ints
     file: Ints
     pos: Ints
     files: Sequence[IndexedFile]
+    latest: pa.BinaryArray | None = None
 
 
 @dataclass(frozen=True)
@@ -57,6 +66,10 @@ class IndexSlice:
     read again. `merge` names the runs to merge in this micro-batch: all runs of some sequences that are adjacent in age
     (`plan_merge`). `drop_tombstones` is true if the oldest run is among the runs to merge: then a tombstone has nothing
     left to hide. `base` is the base of the low hashes.
+
+    `order` names the columns of the order values, if the index has these. A change below `floor` is late, whatever its
+    key: the source has emptied its table since. Tombstones of keys that were deleted before `horizon`, in seconds since
+    1970, say nothing of the order.
     """
 
     location: str
@@ -66,6 +79,9 @@ class IndexSlice:
     merge: tuple[str, ...] = ()
     drop_tombstones: bool = False
     base: int = BASE
+    order: OrderColumns | None = None
+    floor: bytes = UNKNOWN
+    horizon: int = _NEVER
 
     @cached_property
     def io(self) -> FileIO:
@@ -89,13 +105,12 @@ class IndexSlice:
         if len(high) and not first <= int(high.min()) <= int(high.max()) < last:
             raise ValueError(f"key hashes {high.min()}..{high.max()} are outside the task's range {first}..{last - 1}")
         none = np.empty(0, np.int64)
-        if not self.runs:
-            return Located(none, none, none, [])
         by_high = np.argsort(high, kind="stable")
         high, low = high[by_high], low[by_high]
         numbers: dict[str, int] = {}
         files: list[IndexedFile] = []
         found = [(none, none, none)]
+        orders, ordered = list[pa.BinaryArray](), [none]
         pending = np.arange(len(high))
         for info in sorted(self.runs, key=lambda run: -run.sequence):
             start = int(np.searchsorted(high[pending], np.uint64(info.first)))
@@ -106,7 +121,8 @@ class IndexSlice:
             query, at = _matches(run, high, low, pending[start:stop])
             file = run.file[at]
             supersedes = file & SUPERSEDES != 0
-            row = np.flatnonzero(_until_superseded(_changes(query), supersedes) & (file != TOMBSTONE))
+            visible = _until_superseded(_changes(query), supersedes)
+            row = np.flatnonzero(visible & (file != TOMBSTONE))
             # a run may name very many files, and a few keys are in few of them
             local, inverse = np.unique(file[row] & _NUMBER, return_inverse=True)
             named = [run.files[number] for number in local.tolist()]
@@ -114,11 +130,20 @@ class IndexSlice:
             number = known[inverse]
             row, number = row[number >= 0], number[number >= 0]
             found.append((by_high[query[row]], number, run.pos[at[row]].astype(np.int64)))
+            if run.order is not None:
+                deleted = np.flatnonzero(visible & (file == TOMBSTONE) & (run.pos[at] >= self.horizon))
+                telling = np.concatenate([row, deleted])
+                orders.append(run.order.take(pa.array(at[telling])))
+                ordered.append(by_high[query[telling]])
             done = np.zeros(len(high), np.bool_)
             done[query[supersedes]] = True
             pending = pending[~done[pending]]
         query, number, pos = (np.concatenate(parts) for parts in zip(*found, strict=True))
-        return Located(query, number, pos, files)
+        newest = None
+        if self.order is not None:
+            parts = [pa.array([], pa.binary()), *orders]
+            newest = latest(pa.concat_arrays(parts), np.concatenate(ordered), len(high), self.floor)
+        return Located(query, number, pos, files, newest)
 
     def superseded(self, high: Hashes, low: Hashes) -> Flags:
         """Whether entries of these runs take the place of all older entries of the keys (high[i], low[i]): the key was
@@ -153,7 +178,7 @@ class IndexSlice:
         :raises CorruptIndexError: a run is damaged or missing.
         """
         infos = [run for run in self.runs if run.name in self.merge]
-        parts = self._merged(infos, first, last, max_entries, drop_tombstones=self.drop_tombstones)
+        parts = self._merged(infos, first, last, max_entries, self.horizon if self.drop_tombstones else 0)
         sequence = max((run.sequence for run in infos), default=0)
         return [
             write_run(self.io, self.location, f"{name}-{number}", sequence, part) for number, part in enumerate(parts)
@@ -164,13 +189,16 @@ class IndexSlice:
 
         :raises CorruptIndexError: a run is damaged or missing.
         """
-        for part in self._merged(self.runs, 0, 2**64, RUN_ENTRIES, drop_tombstones=True):
+        for part in self._merged(self.runs, 0, 2**64, RUN_ENTRIES, _NEVER):
             yield (part.file & _NUMBER).astype(np.int64), part.pos.astype(np.int64), part.files
 
     def _merged(
-        self, infos: Iterable[RunInfo], first: int, last: int, max_entries: int, *, drop_tombstones: bool
+        self, infos: Iterable[RunInfo], first: int, last: int, max_entries: int, horizon: int
     ) -> Iterator[Entries]:
-        """The merged entries of runs with first <= high < last: parts that aren't empty, by `high`."""
+        """The merged entries of runs with first <= high < last: parts that aren't empty, by `high`.
+
+        :param horizon: tombstones of an earlier time are left out.
+        """
         newest_first = sorted(infos, key=lambda run: -run.sequence)
         runs = [open_run(self.io, self.location, run) for run in newest_first if run.first < last and run.last >= first]
         numbers: dict[str, int] = {}
@@ -178,19 +206,15 @@ class IndexSlice:
         renumbered = [np.array([_number(f, numbers, files) for f in run.files], np.uint32) for run in runs]
         dead = [np.array([self._is_dead(run, f) for f in run.files], np.bool_) for run in runs]
         for low_edge, high_edge in pairwise(_edges(runs, first, last, max_entries)):
-            columns = [
+            parts = [
                 _renumber(run, _between(run, low_edge, high_edge), new, gone)
                 for run, new, gone in zip(runs, renumbered, dead, strict=True)
             ]
-            high, low, file, pos = (np.concatenate(parts) for parts in zip(*columns, strict=True))
-            entries = Entries(high, low, file, pos, tuple(files)).sorted()
+            entries = Entries.joined(parts, tuple(files)).sorted()
             keep = _until_superseded(_changes(entries.high) | _changes(entries.low), entries.file & SUPERSEDES != 0)
-            if drop_tombstones:
-                keep &= entries.file != TOMBSTONE
+            keep &= (entries.file != TOMBSTONE) | (entries.pos >= horizon)
             if keep.any():
-                yield _only_used_files(
-                    Entries(entries.high[keep], entries.low[keep], entries.file[keep], entries.pos[keep], entries.files)
-                )
+                yield _only_used_files(entries.take(keep))
 
     def _is_dead(self, run: Run, file: IndexedFile) -> bool:
         """Whether the run's entries that point to the file are dead."""
@@ -283,14 +307,14 @@ def _between(run: Run, first: int, last: int) -> slice:
     return slice(int(np.searchsorted(run.high, np.uint64(first))), stop)
 
 
-def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> tuple[Hashes, Hashes, Words, Words]:
+def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> Entries:
     """A part of a run without its dead entries and with new file numbers. A dead entry that supersedes becomes a
-    tombstone.
+    tombstone that says nothing of the order: whoever removed the row needn't have known of one.
 
     :param numbers: new number of each of the run's files.
     :param dead: for each of the run's files, whether entries that point to it are dead.
     """
-    file = run.file[part].copy()
+    file, pos, order = run.file[part].copy(), run.pos[part].copy(), run.order
     is_row = file != TOMBSTONE
     local = file[is_row] & _NUMBER
     superseding = file[is_row] & SUPERSEDES
@@ -298,7 +322,13 @@ def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> tuple[Hashe
     file[is_row] = np.where(gone & (superseding != 0), TOMBSTONE, numbers[local] | superseding)
     keep = np.ones(len(file), np.bool_)
     keep[is_row] = ~gone | (superseding != 0)
-    return run.high[part][keep], run.low[part][keep], file[keep], run.pos[part][keep]
+    untold = is_row & (file == TOMBSTONE)
+    pos[untold] = 0
+    if order is not None:
+        order = order.slice(part.start, part.stop - part.start)
+        if untold.any():
+            order = pc.if_else(pa.array(untold), pa.scalar(UNKNOWN, pa.binary()), order)
+    return Entries(run.high[part], run.low[part], file, pos, (), order).take(keep)
 
 
 def _only_used_files(entries: Entries) -> Entries:
@@ -309,7 +339,7 @@ def _only_used_files(entries: Entries) -> Entries:
     numbers = (np.cumsum(used) - 1).astype(np.uint32)
     file[is_row] = numbers[file[is_row] & _NUMBER] | (file[is_row] & SUPERSEDES)
     files = tuple(entries.files[i] for i in np.flatnonzero(used).tolist())
-    return Entries(entries.high, entries.low, file, entries.pos, files)
+    return replace(entries, file=file, files=files)
 
 
 def _number(file: IndexedFile, numbers: dict[str, int], files: list[IndexedFile]) -> int:

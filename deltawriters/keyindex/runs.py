@@ -34,8 +34,8 @@ TOMBSTONE = np.uint32(0xFFFFFFFF)
 """Value of `file` for a deleted key: it has the flag `SUPERSEDES` and no row. It uses up the file number 2^31 - 1."""
 
 RUN_ENTRIES = 4_000_000
-"""What builds or merges runs, and rewrites, hold this many entries (24 bytes each) before they write a run. A task of a
-micro-batch writes one run of all its keys."""
+"""What builds or merges runs, and rewrites, hold this many entries (24 bytes each, and their order values) before they
+write a run. A task of a micro-batch writes one run of all its keys."""
 _FILES = b"files"
 _CHUNK = 16 << 20
 """A remote run is read in parts of this many bytes, each by a request of its own."""
@@ -73,7 +73,10 @@ class Entries:
     """Index entries as columns of equal length. Among the entries of one key, newer entries come first. Otherwise
     entries may be in any order; `sorted` sorts them.
 
-    `file[i]` is `TOMBSTONE`, or an index into `files`, possibly with the flag `SUPERSEDES`.
+    `file[i]` is `TOMBSTONE`, or an index into `files`, possibly with the flag `SUPERSEDES`. `pos[i]` is the position of
+    the row, or, of a tombstone in an index with order values, when its key was deleted, in seconds since 1970.
+
+    :param order: order values (`deltawriters.order_values`); None in an index that has none.
     """
 
     high: Hashes
@@ -81,6 +84,30 @@ class Entries:
     file: Words
     pos: Words
     files: tuple[IndexedFile, ...]
+    order: pa.BinaryArray | None = None
+
+    @classmethod
+    def joined(cls, parts: Sequence["Entries"], files: tuple[IndexedFile, ...]) -> Self:
+        """The entries of all parts, one part after the other.
+
+        :param files: the data files, by the numbers that all parts have for them.
+        """
+        orders = [part.order for part in parts if part.order is not None]
+        return cls(
+            high=np.concatenate([part.high for part in parts]),
+            low=np.concatenate([part.low for part in parts]),
+            file=np.concatenate([part.file for part in parts]),
+            pos=np.concatenate([part.pos for part in parts]),
+            files=files,
+            order=pa.concat_arrays(orders) if orders else None,
+        )
+
+    def take(self, rows: npt.NDArray[np.intp] | npt.NDArray[np.bool_]) -> "Entries":
+        """Some of the entries, by their numbers or by flags."""
+        order = self.order
+        if order is not None:
+            order = order.filter(pa.array(rows)) if rows.dtype == np.bool_ else order.take(pa.array(rows))
+        return Entries(self.high[rows], self.low[rows], self.file[rows], self.pos[rows], self.files, order)
 
     def sorted(self) -> "Entries":
         """The entries sorted by (high, low). Entries of one key keep their order. The sort takes linear time if the
@@ -91,8 +118,7 @@ class Entries:
         # Two keys have the same `high`, so their entries may be interleaved. With 64-bit hashes this is rare.
         if np.any((high[1:] == high[:-1]) & (low[1:] != low[:-1])):
             order = np.lexsort((self.low, self.high))
-            high, low = self.high[order], self.low[order]
-        return Entries(high, low, self.file[order], self.pos[order], self.files)
+        return self.take(order)
 
 
 @dataclass(frozen=True)
@@ -129,6 +155,7 @@ class Run:
     file: Words
     pos: Words
     files: tuple[IndexedFile, ...]
+    order: pa.BinaryArray | None = None
 
 
 def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entries) -> RunInfo:
@@ -142,13 +169,10 @@ def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entr
         raise ValueError("a run has at least one entry")
     entries = entries.sorted()
     files = [{"path": f.path, "spec_id": f.spec_id, "partition": dict(f.partition)} for f in entries.files]
-    batch = pa.record_batch(
-        [entries.high, entries.low, entries.file, entries.pos],
-        schema=pa.schema(
-            [("high", pa.uint64()), ("low", pa.uint64()), ("file", pa.uint32()), ("pos", pa.uint32())],
-            metadata={_FILES: json.dumps(files)},
-        ),
-    )
+    columns = {"high": entries.high, "low": entries.low, "file": entries.file, "pos": entries.pos}
+    if entries.order is not None:
+        columns["order"] = entries.order
+    batch = pa.record_batch(columns).replace_schema_metadata({_FILES: json.dumps(files)})
     path = f"{location}/{name}"
     with io.new_output(path).create(overwrite=True) as stream:
         sink = _ChecksumWriter(stream)
@@ -233,13 +257,14 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
         if (mark := _verified(local, info)) is not None:
             used.append(mark)
         batch = pa.ipc.open_file(pa.memory_map(local)).get_batch(0)
-        high, low, file, pos = (column.to_numpy() for column in batch.columns)
+        high, low, file, pos = (column.to_numpy() for column in batch.columns[:4])
+        order = batch.column(4) if batch.num_columns > 4 else None
         files = tuple(IndexedFile(**f) for f in json.loads(batch.schema.metadata[_FILES]))
     except FileNotFoundError as e:
         raise CorruptIndexError(f"{path} is missing") from e
     except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
-    return _Opened(Run(info, high, low, file, pos, files), used)
+    return _Opened(Run(info, high, low, file, pos, files, order), used)
 
 
 def _verified(path: str, info: RunInfo) -> Path | None:

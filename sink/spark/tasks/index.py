@@ -78,14 +78,8 @@ def build_index(
     runs: list[RunInfo] = []
 
     def flush() -> None:
-        run = Entries(
-            high=np.concatenate([part.high for part in pending]),
-            low=np.concatenate([part.low for part in pending]),
-            file=np.concatenate([part.file for part in pending]),
-            pos=np.concatenate([part.pos for part in pending]),
-            files=tuple(files),
-        )
         run_name = f"{name}-{len(runs)}"
+        run = Entries.joined(pending, tuple(files))
         runs.append(write_run(index.io, index.location, run_name, sequence, run))
         pending.clear()
 
