@@ -7,6 +7,7 @@ if one of its changes is bad, the record is bad.
 The code runs in Spark tasks (`mapInArrow`) on Arrow record batches, and needs no JVM.
 """
 
+import functools
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -37,11 +38,13 @@ from changelog.changes import (
 )
 from changelog.message_keys import of_changes
 from changelog.moves import bared, moved_away, with_moves
+from changelog.order_values import encoded
 from changelog.rows import (
     BAD,
     BAD_FIELDS,
     EMPTY_PARTITION,
     KIND,
+    LATE_REASON,
     MOVED,
     SNAPSHOT,
     TRUNCATE,
@@ -54,7 +57,7 @@ from changelog.rows import (
 )
 from changelog.shown_values import shown, told
 from changelog.source_tables import Found, first_place, named, place_columns, strangers, with_tombstones
-from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
 from changelog.values.encoded import MAYBE_BASE64
@@ -63,19 +66,6 @@ from changelog.values.nested import has_more, is_nested, json_text, more, python
 CHANGES_PER_RECORD = 1 << 16
 """The order value of a change is its record's offset times this number, plus the place of the change in the record."""
 
-METADATA: Mapping[str, pa.DataType] = {
-    "_op": pa.string(),
-    "_ts": pa.timestamp("us", "UTC"),
-    "_source": pa.string(),
-    "_source_partition": pa.int32(),
-    "_offset": pa.int64(),
-    "_timestamp": pa.timestamp("us", "UTC"),
-}
-"""Metadata columns that a table may have: the operation as the format spells it, the time of its commit at the source,
-and the record's topic or file, partition, offset and Kafka timestamp.
-"""
-
-_OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 
 Mask = npt.NDArray[np.bool_]
@@ -107,19 +97,21 @@ StatedKeys = Mapping[tuple[str, ...], Place]
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
-    (only if `keeps_unavailable`), moved (only if there is a key), then the table's columns and the metadata columns.
+    (only if `keeps_unavailable` or `keeps_late`), moved (only if there is a key), then the table's columns, the
+    metadata columns, and those that only hold order values.
     """
-    order = [to_arrow_type(dtype) for _, dtype in spec.order_by]
+    order = [pa.binary() if name in spec.descending else to_arrow_type(dtype) for name, dtype in spec.order_by]
     if spec.source_order:
         order += [pa.int32(), pa.int64()]
     fields = [pa.field(KIND, pa.int8(), nullable=False)]
     fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
     fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.tells_snapshots else []
     fields += [pa.field(BAD, _BAD)]
-    fields += [pa.field(UNAVAILABLE, pa.binary())] if spec.keeps_unavailable else []
+    fields += [pa.field(UNAVAILABLE, pa.binary())] if spec.keeps_unavailable or spec.keeps_late else []
     fields += [pa.field(MOVED, pa.string())] if spec.key else []
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
+    fields += [pa.field(name, to_arrow_type(spec.order_by[number][1])) for number, name in spec.stored_order.items()]
     return pa.schema(fields)
 
 
@@ -339,24 +331,28 @@ class _TaskDecoder:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
         if spec.keeps_unavailable:
             columns |= self._partial(raw, changes)
+        if spec.keeps_late:
+            columns |= _with_records(raw, changes, columns)
         if spec.key:
             columns[MOVED] = pa.nulls(count, pa.string())
         all_set = bool(sets.all())
         for column in spec.columns:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
             columns[column.name] = self._column(column, changes, applies, bad)
-        columns |= self._order_columns(raw, changes.record, changes.order, changes.place, bad)
+        ordered, missing = self._order_columns(raw, changes, changes.place, bad, changes.metadata)
+        if missing and pc.any(none := functools.reduce(pc.and_, missing)).as_py():
+            names = " and ".join(name for name, _ in spec.order_by)
+            bad.add(changes.record.filter(none), BadRecord.MISSING_ORDER, f"order column {names} is null or missing")
+        columns |= ordered
         for name in spec.metadata:
-            if name in _OF_THE_RECORD:
-                columns[name] = raw.column(_OF_THE_RECORD[name]).take(changes.record)
-            else:
-                columns[name] = changes.metadata.get(name, pa.nulls(count, METADATA[name]))
+            columns[name] = _metadata(name, raw, changes, changes.metadata)
         return columns
 
     def _partial(self, raw: pa.RecordBatch, changes: Changes) -> dict[str, pa.Array]:
         """What makes rows partial: which columns they lack, and the record in case that nothing completes them."""
         count = len(changes.record)
         lacking = [_flags(changes.unavailable.get(column.field)) for column in self._spec.columns]
+        derived = (*self._spec.metadata, *self._spec.stored_order)
         partial = np.zeros(count, np.bool_)
         for flags in lacking:
             if flags is not None:
@@ -377,38 +373,52 @@ class _TaskDecoder:
         places = np.full(count, len(rows))
         places[rows] = np.arange(len(rows))
         return {
-            UNAVAILABLE: unavailable_bits([*lacking, *(None for _ in self._spec.metadata)], partial),
+            UNAVAILABLE: unavailable_bits([*lacking, *(None for _ in derived)], partial),
             BAD: letters.take(pa.array(places, mask=~partial)),
         }
 
     def _order_columns(
-        self, raw: pa.RecordBatch, record: pa.Array, order: Sequence[Wire], place: pa.Array | int, bad: _Bad
-    ) -> dict[str, pa.Array]:
-        spec = self._spec
-        columns = {}
-        for i, ((name, _), wire) in enumerate(zip(spec.order_by, order, strict=True)):
-            columns[order_column(i)] = self._order_value(i, name, wire, record, bad)
+        self,
+        raw: pa.RecordBatch,
+        changes: Changes | Truncates,
+        place: pa.Array | int,
+        bad: _Bad,
+        metadata: Mapping[str, pa.Array],
+    ) -> tuple[dict[str, pa.Array], list[pa.Array]]:
+        """The order columns, and for each of `order_by` which values are null."""
+        spec, record = self._spec, changes.record
+        columns, missing, stated = dict[str, pa.Array](), list[pa.Array](), iter(changes.order)
+        for i, (name, _) in enumerate(spec.order_by):
+            if name in METADATA:
+                values = _metadata(name, raw, changes, metadata)
+            else:
+                values = self._order_value(i, name, next(stated), record, bad)
+            if i in spec.stored_order:
+                columns[spec.stored_order[i]] = values
+            columns[order_column(i)] = encoded(values, descending=True) if name in spec.descending else values
+            missing.append(values.is_null())
         if spec.source_order:
             group, number = place_columns(raw)
             # an offset from 2^47 on makes its record a bad one
             first = pc.multiply_checked(raw.column(number).take(record), CHANGES_PER_RECORD)
             columns[order_column(len(spec.order_by))] = raw.column(group).take(record)
             columns[order_column(len(spec.order_by) + 1)] = pc.add(first, place)
-        return columns
+        return columns, missing
 
     def _truncate_columns(self, raw: pa.RecordBatch, truncates: Truncates, bad: _Bad) -> dict[str, pa.Array]:
         """Rows that stand for a TRUNCATE (`changelog.rows.TRUNCATE`)."""
-        for (name, _), wire in zip(self._spec.order_by, truncates.order, strict=True):
-            reason = (
-                f"TRUNCATE: order column {name} is null or missing, so nothing says which rows it removed. Name a "
-                "field in order_by that these messages have too, or empty the table by hand"
-            )
-            bad.add(truncates.record.filter(wire.values.is_null()), BadRecord.MISSING_ORDER, reason)
         marked = _Bad()
         marked.add(truncates.record, TRUNCATE, _reasons(truncates))
         rows = self._bad_rows(raw, marked)
         columns = {name: rows.column(name) for name in rows.column_names}
-        return columns | self._order_columns(raw, truncates.record, truncates.order, 1, bad)
+        ordered, missing = self._order_columns(raw, truncates, 1, bad, {})
+        for (name, _), none in zip(self._spec.order_by, missing, strict=True):
+            reason = (
+                f"TRUNCATE: order column {name} is null or missing, so nothing says which rows it removed. Name a "
+                "field in order_by that these messages have too, or empty the table by hand"
+            )
+            bad.add(truncates.record.filter(none), BadRecord.MISSING_ORDER, reason)
+        return columns | ordered
 
     def _check_places(self, changes: Changes, bad: _Bad) -> None:
         """Reject records with too many changes. The order value of a place beyond `CHANGES_PER_RECORD` would belong to
@@ -549,9 +559,6 @@ class _TaskDecoder:
         if misfit is not None and pc.any(misfit).as_py():
             reason = f"order column {name} does not fit {self._spec.order_by[index][1].simpleString()}"
             bad.add(record.filter(misfit), BadRecord.MISSING_ORDER, reason)
-        if array.null_count:
-            reason = f"order column {name} is null or missing"
-            bad.add(record.filter(array.is_null()), BadRecord.MISSING_ORDER, reason)
         return array
 
     def _bad_rows(self, raw: pa.RecordBatch, bad: _Bad) -> pa.Table:
@@ -562,6 +569,30 @@ class _TaskDecoder:
         columns: dict[str, Any] = {f.name: pa.nulls(len(rows), f.type) for f in self._schema}
         columns |= {KIND: pa.repeat(pa.scalar(int(RowKind.DELETE), pa.int8()), len(rows)), BAD: packed}
         return pa.Table.from_arrays([columns[name] for name in self._schema.names], schema=self._schema)
+
+
+def _with_records(raw: pa.RecordBatch, changes: Changes, columns: Mapping[str, pa.Array]) -> dict[str, pa.Array]:
+    """The records of all rows, in case that they are late. Partial rows have them already.
+
+    :param columns: those of the rows, so far.
+    """
+    count = len(changes.record)
+    classes, reasons = pa.repeat(BadRecord.LATE, count), pa.repeat(LATE_REASON, count)
+    records = _packed(raw, changes.record, classes, reasons)
+    lacking = columns.get(UNAVAILABLE, pa.nulls(count, pa.binary()))
+    return {BAD: pc.coalesce(columns[BAD], records), UNAVAILABLE: pc.fill_null(lacking, b"")}
+
+
+def _metadata(
+    name: str, raw: pa.RecordBatch, changes: Changes | Truncates, of_messages: Mapping[str, pa.Array]
+) -> pa.Array:
+    """The values of a metadata column.
+
+    :param of_messages: those that a format has read.
+    """
+    if name in OF_THE_RECORD:
+        return raw.column(OF_THE_RECORD[name]).take(changes.record)
+    return of_messages.get(name, pa.nulls(len(changes.record), METADATA[name]))
 
 
 def _packed(raw: pa.RecordBatch, rows: pa.Array, classes: pa.Array, reasons: pa.Array) -> pa.StructArray:

@@ -66,7 +66,7 @@ def with_moves(
     says_so = np.zeros(len(rows), np.bool_) if told is None else told[record]
     candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, says_so)
     # a removal may have an order value of its own
-    ordering = {name for name, _ in spec.order_by}
+    ordering = {name for name, _ in spec.order_fields}
     others = {column.name for column in spec.columns if column.field not in ordering} - set(spec.key)
     names = [field.name for field in rows.schema if field.name in others and not pa.types.is_nested(field.type)]
     if len(candidates) and names:

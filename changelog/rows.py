@@ -9,13 +9,15 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_hash`       | int64, optional     | first half of the key's hash; present if the table has a key index   |
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
 | `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`  |
-| `_rowdelta_unavailable`| binary, optional    | the row is partial: which columns it lacks (`unavailable_bits`)      |
+| `_rowdelta_unavailable`| binary, optional    | the row is partial: which columns it lacks (`unavailable_bits`); or  |
+|                        |                     | it lacks none (no bytes), and its record is kept                     |
 | `_rowdelta_moved`      | string, optional    | a -U or -D of a row that went to another key (`changelog.moves`)     |
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
 
 A *partial* row is a +U without the values of some columns: the source didn't send them, since the update left them as
 they were. It is completed from the row that the table has. It has `_rowdelta_bad` too, for the case that the table has
-no such row: so whoever doesn't know partial rows takes it for a bad record, and nothing is lost or wrong.
+no such row: so whoever doesn't know partial rows takes it for a bad record, and nothing is lost or wrong. With
+`late: dead-letter` all rows have their records, since only the writer finds out which are late.
 
 A -U or -D with `_rowdelta_moved` also has the row's other columns. It names the columns that tell which row it removes:
 it leaves a row alone that differs in one of them. If the first name is empty, it does so only with rows that the same
@@ -70,6 +72,8 @@ before it are void, and so are all rows that the table had. Each writing task ge
 EMPTY_PARTITION = "is an empty text, which the table's partitions can't tell from NULL"
 """What is wrong with an empty value in a column of `ChangelogSpec.empty_is_null`."""
 
+LATE_REASON = "its order value is below what the table holds for its key"
+
 KEPT = "kept"
 """The `error_class` of a partial row whose record is a dead letter already: of an earlier attempt, or of an earlier
 configuration. It is applied if it can be completed now. If not, its record isn't kept again.
@@ -109,6 +113,7 @@ class BadRecord:
     ROW_ABSENT = "row_absent"
     UNSUPPORTED_EVENT = "unsupported_event"
     NOT_AN_INSERT = "not_an_insert"
+    LATE = "late"
     DECODER_FAILED = "decoder_failed"
     """The format raised an unexpected exception: either the format's code or the record is wrong."""
 

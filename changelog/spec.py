@@ -5,7 +5,23 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+import pyarrow as pa
 from pyspark.sql import types as T
+
+METADATA: Mapping[str, pa.DataType] = {
+    "_op": pa.string(),
+    "_ts": pa.timestamp("us", "UTC"),
+    "_source": pa.string(),
+    "_source_partition": pa.int32(),
+    "_offset": pa.int64(),
+    "_timestamp": pa.timestamp("us", "UTC"),
+}
+"""Metadata columns that a table may have: the operation as the format spells it, the time of its commit at the source,
+and the record's topic or file, partition, offset and Kafka timestamp.
+"""
+
+OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
+"""Those of the record, by their columns in raw records. Every record has them."""
 
 SchemaChanges = Literal["evolve", "ignore", "fail"]
 
@@ -43,7 +59,10 @@ class ChangelogSpec:
     :param columns: the table's columns, in the table's order.
     :param key: names of the key columns, in the table's order.
     :param partition_sources: columns that partition values derive from; -U and -D rows keep their values.
-    :param order_by: (name or dotted path, type) of the user's order columns.
+    :param order_by: (name or dotted path, type) of the user's order columns. A name may be one of
+        `METADATA`.
+    :param descending: those of them whose smaller values are the later ones.
+    :param stored_order: number in `order_by` -> the table's column that holds the order value.
     :param source_order: records have a place that orders them last: a partition and an offset, or a file and a row.
     :param trust_before: the stream is complete (`mode: changelog`), so -U rows matter.
     :param inserts_only: the table only grows (`mode: append`). It has no key, and every change except an insert is a
@@ -51,11 +70,12 @@ class ChangelogSpec:
     :param options: the format's own options, already checked against its `OPTIONS`.
     :param schema_changes: what to do about fields that are no columns, and about values too wide for their column.
     :param metadata: further columns to decode: names of `Changes.metadata`, `_offset` and the like
-        (`changelog.decoding.METADATA`).
+        (`METADATA`).
     :param excluded: fields that must not become columns.
     :param empty_is_null: text columns in which the table can't tell an empty text from null. A row with such a value
         is a bad record.
     :param keeps_unavailable: an update may lack the values of some columns: they are taken from the table's row.
+    :param keeps_late: late changes become dead letters, so rows have their records.
     :param source_tables: patterns of the source's tables whose messages are taken (`changelog.source_tables`). Empty if
         no message has named a table yet: then all are.
     :param is_mixed: the topic has messages of other tables too, so a tombstone alone doesn't say of which table it is.
@@ -70,6 +90,8 @@ class ChangelogSpec:
     key: tuple[str, ...]
     partition_sources: tuple[str, ...] = ()
     order_by: tuple[tuple[str, T.DataType], ...] = ()
+    descending: frozenset[str] = frozenset()
+    stored_order: Mapping[int, str] = field(default_factory=dict)
     source_order: bool = True
     trust_before: bool = False
     inserts_only: bool = False
@@ -79,11 +101,27 @@ class ChangelogSpec:
     excluded: frozenset[str] = frozenset()
     empty_is_null: frozenset[str] = frozenset()
     keeps_unavailable: bool = False
+    keeps_late: bool = False
     truncate_refused: str = ""
     source_tables: tuple[str, ...] = ()
     is_mixed: bool = False
     ignores_other_tables: bool = False
     show_values: bool = True
+
+    @property
+    def order_fields(self) -> tuple[tuple[str, T.DataType], ...]:
+        """Those of `order_by` that are in messages, and not of their records."""
+        return tuple((name, dtype) for name, dtype in self.order_by if name not in METADATA)
+
+    @property
+    def is_ordered_by_messages(self) -> bool:
+        """Whether a message must state an order value."""
+        return any(name not in OF_THE_RECORD for name, _ in self.order_by)
+
+    @property
+    def read_metadata(self) -> frozenset[str]:
+        """Which metadata a format has to read: those that become columns, or order the changes."""
+        return frozenset(self.metadata) | {name for name, _ in self.order_by if name in METADATA}
 
     @property
     def key_fields(self) -> tuple[str, ...]:

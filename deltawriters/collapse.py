@@ -12,6 +12,8 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.order_values import ordered_as_numbers
+
 Ints = npt.NDArray[np.int64]
 
 _INT64 = np.iinfo(np.int64)
@@ -123,19 +125,6 @@ def order_rank(columns: Sequence[pa.Array]) -> Ints:
     rank = np.empty(len(in_order), np.int64)
     rank[permutation] = np.cumsum(steps)
     return rank
-
-
-def ordered_as_numbers(column: pa.Array) -> pa.Array:
-    """Floating-point numbers as int64 in the same order: 0.0 equals -0.0, and NaN is above all numbers, as in Spark.
-    Columns of other types stay as they are.
-    """
-    if not pa.types.is_floating(column.type):
-        return column
-    values = column.cast(pa.float64()).to_numpy(zero_copy_only=False) + 0.0  # null becomes NaN; -0.0 becomes 0.0
-    values[np.isnan(values)] = np.nan
-    bits = values.view(np.int64)
-    ordered = np.where(bits < 0, _INT64.min - bits, bits)
-    return pa.array(ordered, mask=column.is_null().to_numpy(zero_copy_only=False))
 
 
 def ranked(order: Sequence[pa.Array], kinds: npt.NDArray[np.int8]) -> Ints:

@@ -5,22 +5,26 @@ is closed, since any later change may be one that they build on: partial rows (`
 went to another key (`moves.py`).
 """
 
-from dataclasses import dataclass, field
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from changelog.rows import BAD, KIND, MOVED, UNAVAILABLE, RowKind
+from deltawriters import tombstones
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import dense_ids, ranked
 from deltawriters.content import ContentFile, DataFiles, FileContent, Locations, TaskId
 from deltawriters.key_deletes import delete_keys
+from deltawriters.late import LateChanges, deleted_at
 from deltawriters.moves import Settled, settle_moves
+from deltawriters.order_values import UNKNOWN
 from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, complete
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.resolve import IndexResult, IndexTask, resolve
+from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, resolve
 from deltawriters.superseded import SupersededRows
 from deltawriters.table import FileFactory, TableSpec
 from deltawriters.whole_changes import DeltaOptions, WholeChanges, kinds_of, order_of
@@ -33,7 +37,8 @@ class WriteResult:
     `index` is None if the table has no key index. The caller has to delete `index.old_rows`, those of all tasks
     together: readers open each delete file, and a data file has only one deletion vector.
 
-    `rows` doesn't count the partial rows that nothing could complete (`completed.letters`).
+    `rows` doesn't count the partial rows that nothing could complete (`completed.letters`), nor late changes: those
+    that become dead letters are in `late_letters`, and `late` is the number of the others.
     """
 
     files: list[ContentFile]
@@ -41,6 +46,8 @@ class WriteResult:
     index: IndexResult | None = None
     completed: Completed = field(default_factory=Completed)
     moves: Settled = field(default_factory=Settled)
+    late: int = 0
+    late_letters: Sequence[pa.StructArray] = ()
 
     def records(self, content: FileContent) -> int:
         """Number of rows in all files of kind `content`."""
@@ -76,7 +83,18 @@ class DeltaWriter:
         if options.copy_on_write:
             self._superseded = SupersededRows(table, self._factory, self._files, lasting=lasting)
         self._deletes = self._superseded or table.deletes(self._factory, self._files, options.position_delete_threshold)
-        self._whole = WholeChanges(table, options, self._files, self._data, self._deletes, has_index=index is not None)
+        self._late = None
+        if index is not None and index.slice.order is not None:
+            self._late = LateChanges(table, options.key, index, keeps=options.keeps_late)
+        self._whole = WholeChanges(
+            table,
+            options,
+            self._files,
+            self._data,
+            self._deletes,
+            has_index=index is not None,
+            keeps_order=self._late is not None,
+        )
         self._partial: list[pa.RecordBatch] = []
         self._moved: list[pa.RecordBatch] = []
         self._kind_counts = np.zeros(len(RowKind), np.int64)
@@ -92,6 +110,8 @@ class DeltaWriter:
         :raises CardinalityError: two changes contradict each other (`changelog` mode), or a change has the order value
             of a TRUNCATE.
         """
+        if self._late is not None:
+            changes = self._late.without(changes)
         kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
         if MOVED in changes.schema.names:
@@ -99,7 +119,7 @@ class DeltaWriter:
             self._moved += moved
             changes = changes.drop_columns([MOVED])
         if UNAVAILABLE in changes.schema.names:
-            changes, partial = _divided(changes, UNAVAILABLE)
+            changes, partial = _divided(changes, UNAVAILABLE)  # no bytes: it lacks nothing
             self._partial += partial
             changes = changes.drop_columns([BAD, UNAVAILABLE])
         self._whole.add(changes)
@@ -120,7 +140,7 @@ class DeltaWriter:
         :raises CorruptIndexError: a run of the index is damaged or missing.
         """
         whole, index = self._whole, self._index
-        if index is not None and whole.truncated:
+        if index is not None and whole.barrier is not None:
             index = index.of_empty_table
         completed, moves = Completed(), Settled()
         earlier = list[pa.Table]()
@@ -141,11 +161,12 @@ class DeltaWriter:
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
         resolved = None if index is None else self._resolve(index)
         files = self._deletes.close(data_files)
-        if index is None and len(known) and not (self._options.table_is_empty or whole.truncated):
+        if index is None and len(known) and not (self._options.table_is_empty or whole.barrier is not None):
             deletes = self._table.key_deletes(self._factory, self._options.key)
             delete_keys(deletes, whole, pa.concat_tables(earlier) if earlier else None)
             files += deletes.close()
-        return WriteResult(files, rows, resolved, completed, moves)
+        late = (0, ()) if self._late is None else (self._late.count, self._late.letters)
+        return WriteResult(files, rows, resolved, completed, moves, *late)
 
     def abort(self) -> None:
         """Give up: close open files and delete everything written."""
@@ -187,13 +208,34 @@ class DeltaWriter:
         known = self._whole.map
         if known.keys is None or known.hash is None or not len(known):
             # no change of the task counts, but it still has runs to merge
-            return IndexResult([], index.merged_runs(), [])
-        return resolve(self._table, index, known.keys, known.hash.view(np.uint64), known.file, known.pos, self._files)
+            return IndexResult([], index.merged_runs(), [], floor=self._floor)
+        high, late, orders = known.hash.view(np.uint64), self._late, known.last_order
+        if late is None or orders is None:
+            return resolve(self._table, index, known.keys, high, known.file, known.pos, self._files)
+        encoded, times = late.order.of_changes(orders), deleted_at(orders)
+        seconds = tombstones.seconds_of(times)
+        found = resolve(self._table, index, known.keys, high, known.file, known.pos, self._files, encoded, seconds)
+        gone = pa.array(np.flatnonzero(known.file == NOWHERE))
+        written = None
+        if len(gone):
+            created = self._factory.created
+            written = late.write_deleted(known.keys.take(gone), encoded.take(gone), times.take(gone), created)
+        return replace(found, deleted_keys=written, floor=self._floor)
+
+    @property
+    def _floor(self) -> bytes:
+        barrier = self._whole.barrier
+        if self._late is None or barrier is None:
+            return UNKNOWN
+        floor: bytes = self._late.order.of_changes(barrier)[0].as_py()
+        return floor
 
 
 def _divided(changes: pa.RecordBatch, name: str) -> tuple[pa.RecordBatch, list[pa.RecordBatch]]:
     """The changes that have no value in a column, and the others, if there are any."""
-    flags = changes.column(name).is_valid()
+    values = changes.column(name)
+    flags = pc.and_(values.is_valid(), pc.not_equal(values, b"")) if name == UNAVAILABLE else values.is_valid()
+    flags = pc.fill_null(flags, False)
     if not pc.any(flags).as_py():
         return changes, []
     return changes.filter(pc.invert(flags)), [changes.filter(flags)]

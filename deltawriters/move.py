@@ -144,12 +144,14 @@ class Mover:
             for rows, high, low, superseding in moved:
                 located = data.write(rows)
                 count += rows.num_rows
+                order = None if self._index.order is None else self._index.order.of_rows(rows.slice(0, len(high)))
                 del rows  # before the next ones are read
                 file = located.file[: len(high)].astype(np.uint32) | np.where(superseding, SUPERSEDES, np.uint32(0))
                 pos = located.pos[: len(high)].astype(np.uint32)
                 for start in range(0, len(high), RUN_ENTRIES):
                     part = slice(start, start + RUN_ENTRIES)
-                    self._entries.append(Entries(high[part], low[part], file[part], pos[part], ()))
+                    orders = None if order is None else order[part]
+                    self._entries.append(Entries(high[part], low[part], file[part], pos[part], (), orders))
                     if sum(len(part.high) for part in self._entries) >= RUN_ENTRIES:
                         self._write_run()
             files = merger.close(data.close())

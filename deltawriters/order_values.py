@@ -1,16 +1,4 @@
-"""Order values of changes as bytes that compare like them, for the key index.
-
-What the table holds for a key may be compared with a change much later, by another process. So the values are encoded
-instead of ranked (`deltawriters.collapse` ranks those that are in memory together). Bytes compare as unsigned numbers,
-one after the other; a shorter text comes before a longer one that begins with it.
-
-    value   0x00 for NULL, else 0x01 and
-            integers, dates, times, booleans   8 bytes, the highest first, its highest bit flipped
-            floating point                     likewise, of the number that `ordered_as_numbers` gives it
-            decimals                           16 or 32 bytes, likewise
-            texts, bytes                       the bytes, 0x00 written as 0x00 0xFF, and 0x00 0x00 after the last one
-    tuple   its values, one after the other; a descending one has all bits after its first byte flipped
-"""
+"""Order values of the rows of a table, as the key index has them (`changelog.order_values`)."""
 
 from dataclasses import dataclass
 
@@ -19,13 +7,12 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.order_values import encoded
+from changelog.rows import order_column
 from deltawriters.arrow_types import storage
-from deltawriters.collapse import ordered_as_numbers
 
 UNKNOWN = b""
 """Of an entry that says nothing of its key's order: it is below all values."""
-
-Bytes = npt.NDArray[np.uint8]
 
 
 @dataclass(frozen=True)
@@ -33,76 +20,36 @@ class OrderColumns:
     """The columns of a table by whose values late changes are told.
 
     :param columns: compared one after the other, NULL first.
+    :param spec: the columns with their types and directions, as a text. Values of another one can't be compared.
     :param descending: those whose smaller values are the later ones.
     """
 
     columns: tuple[str, ...]
+    spec: str = ""
     descending: frozenset[str] = frozenset()
 
-    def encoded(self, rows: pa.Table | pa.RecordBatch) -> pa.BinaryArray:
+    def of_rows(self, rows: pa.Table | pa.RecordBatch) -> pa.BinaryArray:
         """The order values of n rows, as n texts of bytes."""
-        parts = [_encoded(storage(rows.column(name)), descending=name in self.descending) for name in self.columns]
-        if len(parts) == 1:
-            return parts[0]
-        return pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
+        return joined(
+            [encoded(storage(rows.column(name)), descending=name in self.descending) for name in self.columns]
+        )
+
+    def of_changes(self, orders: pa.Table | pa.RecordBatch) -> pa.BinaryArray:
+        """The order values of n changes.
+
+        :param orders: has the order columns of changes, of which descending ones are encoded already.
+        """
+        return joined(
+            [
+                column if name in self.descending else encoded(column)
+                for number, name in enumerate(self.columns)
+                for column in [storage(orders.column(order_column(number)))]
+            ]
+        )
 
 
-def _encoded(values: pa.Array, *, descending: bool) -> pa.BinaryArray:
-    dtype = values.type
-    if pa.types.is_decimal(dtype):
-        return _fixed(_decimal_bytes(values), values, descending=descending)
-    if pa.types.is_large_string(dtype) or pa.types.is_string(dtype) or _is_bytes(dtype):
-        return _texts(values, descending=descending)
-    numbers = ordered_as_numbers(values)
-    if pa.types.is_date32(dtype) or pa.types.is_time32(dtype):
-        numbers = numbers.cast(pa.int32())
-    elif pa.types.is_boolean(dtype):
-        numbers = numbers.cast(pa.int8())
-    wide = numbers.cast(pa.int64()).fill_null(0).to_numpy(zero_copy_only=False)
-    flipped = wide.view(np.uint64) ^ np.uint64(1 << 63)
-    return _fixed(flipped.astype(">u8").view(np.uint8).reshape(len(values), 8), values, descending=descending)
-
-
-def _is_bytes(dtype: pa.DataType) -> bool:
-    return bool(pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype))
-
-
-def _decimal_bytes(values: pa.Array) -> Bytes:
-    """n rows of 16 or 32 bytes: the unscaled numbers, the highest byte first, with their highest bits flipped."""
-    width = values.type.bit_width // 8
-    data = np.frombuffer(values.buffers()[1], np.uint8)[values.offset * width : (values.offset + len(values)) * width]
-    highest_first = data.reshape(len(values), width)[:, ::-1].copy()
-    highest_first[:, 0] ^= 0x80
-    return highest_first
-
-
-def _fixed(content: Bytes, values: pa.Array, *, descending: bool) -> pa.BinaryArray:
-    """Values of the same number of bytes each."""
-    rows, width = content.shape
-    valid = values.is_valid().to_numpy(zero_copy_only=False)
-    encoded = np.empty((rows, width + 1), np.uint8)
-    encoded[:, 0] = valid
-    encoded[:, 1:] = ~content if descending else content
-    encoded[~valid, 1:] = 0
-    offsets = np.arange(rows + 1, dtype=np.int32) * np.int32(width + 1)
-    return pa.Array.from_buffers(pa.binary(), rows, [None, pa.py_buffer(offsets), pa.py_buffer(encoded)])
-
-
-def _texts(values: pa.Array, *, descending: bool) -> pa.BinaryArray:
-    content = values.cast(pa.binary())
-    if pc.any(pc.match_substring(content, b"\x00")).as_py():
-        content = pc.replace_substring(content, b"\x00", b"\x00\xff")
-    joined = pc.binary_join_element_wise(content.fill_null(b""), pa.scalar(b"", pa.binary()), b"\x00\x00")
-    if descending:
-        joined = _with_bits_flipped(joined)
-    marked = pc.binary_join_element_wise(pa.scalar(b"\x01", pa.binary()), joined, b"")
-    return pc.if_else(values.is_valid(), marked, pa.scalar(b"\x00", pa.binary()))
-
-
-def _with_bits_flipped(texts: pa.BinaryArray) -> pa.BinaryArray:
-    _, offsets, data = texts.buffers()
-    flipped = ~np.frombuffer(data or b"", np.uint8)
-    return pa.Array.from_buffers(pa.binary(), len(texts), [None, offsets, pa.py_buffer(flipped)], offset=texts.offset)
+def joined(parts: list[pa.BinaryArray]) -> pa.BinaryArray:
+    return parts[0] if len(parts) == 1 else pc.binary_join_element_wise(*parts, pa.scalar(b"", pa.binary()))
 
 
 def latest(orders: pa.BinaryArray, groups: npt.NDArray[np.int64], count: int, floor: bytes) -> pa.BinaryArray:

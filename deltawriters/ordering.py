@@ -10,8 +10,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from changelog.order_values import ordered_as_numbers
 from deltawriters.arrow_types import storage
-from deltawriters.collapse import Ints, ordered_as_numbers
+from deltawriters.collapse import Ints
 
 
 @dataclass(frozen=True)

@@ -119,13 +119,16 @@ class Partials:
         for number, here in grouped(chunks):
             chunk = self.records.chunk(number)
             places = numbers[here] - (ends[number] - len(chunk))
-            letters.append(_letters(chunk.take(pa.array(places)), why, error_class))
+            bad = chunk.take(pa.array(places))
+            reasons = pc.binary_join_element_wise(bad.field("reason"), why, ", ")
+            letters.append(as_letters(bad, reasons, error_class))
         return letters
 
 
-def _letters(bad: pa.StructArray, why: str, error_class: str) -> pa.StructArray:
+def as_letters(bad: pa.StructArray, reasons: pa.Array, error_class: str) -> pa.StructArray:
+    """Records of rows that could not be applied, with the reasons. Those of class `KEPT` stay of this class."""
     fields = {field.name: bad.field(number) for number, field in enumerate(bad.type)}
-    fields["reason"] = pc.binary_join_element_wise(fields["reason"], why, ", ")
+    fields["reason"] = reasons
     fields["error_class"] = pc.if_else(pc.equal(fields["error_class"], KEPT), KEPT, error_class)
     return pa.StructArray.from_arrays([fields[part.name] for part in bad.type], fields=list(bad.type))
 

@@ -27,6 +27,7 @@ from deltawriters.keyindex import (
     open_run,
     write_run,
 )
+from deltawriters.order_values import UNKNOWN
 from deltawriters.scratch import Scratch
 from deltawriters.table import FileFactory, TableSpec
 
@@ -73,6 +74,9 @@ class IndexResult:
     :param duplicates: number of old rows beyond the first row of each key. Only another writer can have written them;
         the commit deletes them too.
     :param probe_seconds: seconds that the look-up of the keys took.
+    :param deleted_keys: the file with deleted keys that the task wrote, if it wrote one (`deltawriters.tombstones`):
+        its name and the number of keys.
+    :param floor: the order value of the source's last TRUNCATE, if there was one, and the index has order values.
     """
 
     runs: list[RunInfo]
@@ -84,6 +88,8 @@ class IndexResult:
     absent: int = 0
     duplicates: int = 0
     probe_seconds: float = 0.0
+    deleted_keys: tuple[str, int] | None = None
+    floor: bytes = UNKNOWN
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
@@ -108,6 +114,8 @@ def resolve(
     file: Ints,
     pos: Ints,
     files: DataFiles,
+    order: pa.BinaryArray | None = None,
+    deleted_at: npt.NDArray[np.uint32] | None = None,
 ) -> IndexResult:
     """Look up every key of the commit, and write the run that says where the rows of these keys are now.
 
@@ -116,6 +124,8 @@ def resolve(
     :param file: number in `files` of the data file that has the key's row, or `NOWHERE`.
     :param pos: position of the key's row in that file.
     :param files: the data files that the task wrote.
+    :param order: the order value of each key's last change, if the index has order values.
+    :param deleted_at: when each key was deleted, if it was, in seconds since 1970; likewise.
     :raises CorruptIndexError: a run of the index is damaged or missing.
     """
     low = low_hash(key_columns(table, keys), index.slice.base)
@@ -131,8 +141,9 @@ def resolve(
         # A key that wasn't in the table gets a tombstone too: so the run has every key of the commit, and
         # `rows_written_meanwhile` finds them there.
         file=np.where(live, file.astype(np.uint32) | SUPERSEDES, TOMBSTONE),
-        pos=np.where(live, pos, 0).astype(np.uint32),
+        pos=np.where(live, pos, 0 if deleted_at is None else deleted_at).astype(np.uint32),
         files=tuple(indexed(files.path(number), files.partition(number)) for number in range(len(files))),
+        order=order,
     )
     run = index.run_name
     return IndexResult(

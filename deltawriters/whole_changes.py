@@ -63,6 +63,7 @@ class DeltaOptions:
     :param copy_on_write: the table gets no deletes. The caller has to remove `IndexResult.old_rows` from their files.
     :param position_delete_threshold: the writer holds this many positions before it writes a file of them, if the
         format has such files.
+    :param keeps_late: late changes become dead letters.
     :param show_values: errors and reasons may quote values of rows. Else they have types and lengths.
     """
 
@@ -75,6 +76,7 @@ class DeltaOptions:
     flush_bytes: int = 128 * 1024 * 1024
     position_delete_threshold: int = FLUSH_THRESHOLD
     copy_on_write: bool = False
+    keeps_late: bool = False
     show_values: bool = True
 
 
@@ -141,6 +143,7 @@ class WholeChanges:
     :param data: writes the rows to `files`.
     :param deletes: is told the places of rows that a later change superseded.
     :param has_index: the table has a key index, and the changes have the high half of their keys' hashes.
+    :param keeps_order: the map has the order of its keys' last changes also after the last flush.
     """
 
     def __init__(
@@ -152,6 +155,7 @@ class WholeChanges:
         deletes: Deletes,
         *,
         has_index: bool,
+        keeps_order: bool = False,
     ) -> None:
         self.table = table
         self.options = options
@@ -160,14 +164,11 @@ class WholeChanges:
         self._data = data
         self._deletes = deletes
         self._has_index = has_index
-        self._barrier: pa.Table | None = None
+        self._keeps_order = keeps_order
+        self.barrier: pa.Table | None = None
+        """The order columns of the last TRUNCATE."""
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
-
-    @property
-    def truncated(self) -> bool:
-        """Whether there was a TRUNCATE."""
-        return self._barrier is not None
 
     @property
     def buffered(self) -> pa.Table:
@@ -204,9 +205,9 @@ class WholeChanges:
         :param barriers: rows with the order columns of changes.
         :raises CardinalityError: a change has the same order value.
         """
-        candidates = concat(self._barrier, order_of(pa.Table.from_batches([barriers])))
+        candidates = concat(self.barrier, order_of(pa.Table.from_batches([barriers])))
         last = int(np.argmax(order_rank([storage(column) for column in candidates.columns])))
-        self._barrier = candidates.slice(last, 1)
+        self.barrier = candidates.slice(last, 1)
         known = self.map
         if known.last_order is None:
             return
@@ -259,8 +260,8 @@ class WholeChanges:
             first = self._first_changes(changes, keys)
         self.map = KeyMap(
             keys=concat(known.keys, new_keys),
-            # after the last flush the writer compares nothing, so it needs neither order nor content
-            last_order=None if last else take(orders, outcome.last),
+            # after the last flush nothing is compared, so the content isn't needed any more
+            last_order=None if last and not self._keeps_order else take(orders, outcome.last),
             last_kinds=all_kinds[outcome.last],
             content=None if last else self._content(changes, outcome.last),
             file=file,
@@ -298,7 +299,7 @@ class WholeChanges:
 
         :raises CardinalityError: a change has the order value of the TRUNCATE.
         """
-        if self._barrier is None or not len(changes):
+        if self.barrier is None or not len(changes):
             return changes
         return changes.filter(pa.array(~self._is_void(order_of(changes)))).combine_chunks()
 
@@ -324,7 +325,7 @@ class WholeChanges:
 
         :raises CardinalityError: a change has the order value of the TRUNCATE.
         """
-        rank = order_rank([storage(column) for column in concat(self._barrier, orders).columns])
+        rank = order_rank([storage(column) for column in concat(self.barrier, orders).columns])
         ties = np.flatnonzero(rank[1:] == rank[0])
         if len(ties):
             tied = tuple(orders.slice(int(ties[0]), 1).to_pylist()[0].values())

@@ -19,6 +19,8 @@ class IndexPart:
     :param keys: number of keys, by what became of them.
     :param completed_from: paths of the data files that have the rows on which changes build.
     :param probe_seconds: that it took to look keys up.
+    :param deleted: files of deleted keys (`deltawriters.tombstones`): name, and number of keys.
+    :param floor: see `IndexVersion`; empty if the source didn't empty its table.
     """
 
     runs: list[RunInfo]
@@ -28,11 +30,13 @@ class IndexPart:
     keys: dict[str, int]
     completed_from: list[str]
     probe_seconds: float
+    deleted: list[tuple[str, int]] = field(default_factory=list)
+    floor: str = ""
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
         runs = {name: [RunInfo.from_json(run) for run in json[name]] for name in ("runs", "merged")}
-        return cls(**{**json, **runs})
+        return cls(**{**json, **runs, "deleted": [(name, rows) for name, rows in json["deleted"]]})
 
 
 @dataclass(frozen=True)
@@ -46,6 +50,7 @@ class TaskResult:
     :param truncates: how often the source emptied the table.
     :param left: number of removals that left another row of their key in place (`deltawriters.moves.Settled`).
     :param untold: likewise.
+    :param late: number of changes whose order value was below what the table holds for their key.
     :param bad: number of bad records, by class.
     :param undecoded: number of those with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param samples: a few of them, for people.
@@ -65,6 +70,7 @@ class TaskResult:
     truncates: int = 0
     left: int = 0
     untold: int = 0
+    late: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     undecoded: dict[str, int] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)

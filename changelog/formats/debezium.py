@@ -383,7 +383,7 @@ class Tombstones:
         earlier = self._come_before(known)
         if not is_flattened(spec):
             rows = rows[records.column("key").take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-            if spec.is_mixed or spec.inserts_only or spec.order_by:
+            if spec.is_mixed or spec.inserts_only or spec.is_ordered_by_messages:
                 return nothing
         if not len(rows) or spec.options.get(TOMBSTONES) == "ignore":
             return nothing
@@ -449,8 +449,8 @@ def deletes_by_key(
             fields = {name: Wire(wire.values.filter(whole), wire.type) for name, wire in fields.items()}
         count = len(places)
         op, images = pa.repeat("d", count), Images(pa.repeat(True, count), fields)
-        order = [Wire(pa.nulls(count)) for _ in spec.order_by]
-        metadata = {"_op": op} if "_op" in spec.metadata else {}
+        order = [Wire(pa.nulls(count)) for _ in spec.order_fields]
+        metadata = {"_op": op} if "_op" in spec.read_metadata else {}
         yield from changes(spec, Events(pa.array(rows[places.to_numpy()]), op, images, images, order, metadata))
 
 
@@ -591,7 +591,7 @@ def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
         "ts_ms",
         "source_ts_ms",
         "source_ts_us",
-        *(name.split(".")[0] for name, _ in spec.order_by),
+        *(name.split(".")[0] for name, _ in spec.order_fields),
     }
     return lambda name: name.startswith(prefix) if prefix else name in known
 

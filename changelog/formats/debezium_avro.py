@@ -77,7 +77,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
         paths: list[Path] = [("op",), *(("after", field) for field in self._columns), *(("before", f) for f in kept)]
         paths += [place for path in self._order for place in _places(path)]
         paths += [("source", name) for name in debezium.SOURCE_NAMES]
-        if "_ts" in self._spec.metadata:
+        if "_ts" in self._spec.read_metadata:
             paths += _SOURCE_TIME
         want = avro_records.wanted(schema, paths)
         # read an empty struct at least: it tells whether the event has a row, even if no field of the row is a column
@@ -91,8 +91,8 @@ class DebeziumAvro(debezium.DebeziumFormat):
         yield debezium.event_tables(found.record, lambda name: found.array(("source", name)))
         op = found.wire(("op",))
         assert op is not None
-        metadata = {"_op": op.values} if "_op" in self._spec.metadata else {}
-        if "_ts" in self._spec.metadata:
+        metadata = {"_op": op.values} if "_op" in self._spec.read_metadata else {}
+        if "_ts" in self._spec.read_metadata:
             metadata["_ts"] = _source_time(found, _SOURCE_TIME)
         order = [_first(found, path) for path in self._order]
         events = Events(found.record, op.values, _images(found, "before"), _images(found, "after"), order, metadata)
@@ -126,7 +126,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
 
     @property
     def _row_times(self) -> list[Path]:
-        return [(self._prefix + name,) for name in debezium.ADDED_TIMES] if "_ts" in self._spec.metadata else []
+        return [(self._prefix + name,) for name in debezium.ADDED_TIMES] if "_ts" in self._spec.read_metadata else []
 
     def _rows(self, found: Read, records: pa.RecordBatch) -> Iterator[Found]:
         count = len(found.record)
@@ -135,7 +135,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
         deleted = pc.equal(_text(found.array((self._prefix + "deleted",)), count), "true")
         said = pc.coalesce(_text(found.array((self._prefix + "op",)), count), "u")
         op = pc.if_else(pc.fill_null(deleted, False), "d", said)
-        metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+        metadata = {"_op": op} if "_op" in self._spec.read_metadata else {}
         if self._row_times:
             metadata["_ts"] = _source_time(found, self._row_times)
         wires = {field: found.wire((field,)) for field in self._columns}

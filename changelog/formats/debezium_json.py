@@ -116,13 +116,13 @@ class _EventReader:
         after: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
         before: dict[str, Any] = {c.field: _leaf(c, self._types) for c in spec.columns if c.name in kept}
         shape: dict[str, Any] = {"op": Leaf((pa.string(),))}
-        for name, dtype in spec.order_by:
+        for name, dtype in spec.order_fields:
             if name.split(".")[0] not in ("before", "after", "op"):
                 shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
             leaf = Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype)))
             after = with_path(after, name, leaf)
             before = with_path(before, name, leaf)
-        if "_ts" in spec.metadata:
+        if "_ts" in spec.read_metadata:
             for path in _SOURCE_TIME:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
         for name in debezium.SOURCE_NAMES:
@@ -190,9 +190,9 @@ class _EventReader:
         op = values.field("op")
         op = op.cast(pa.string()) if not pa.types.is_string(op.type) else op
         before, after = (_images(values.field(side), self._types) for side in ("before", "after"))
-        order = [_first(values, self._places(name)) for name, _ in self._spec.order_by]
-        metadata = {"_op": op} if "_op" in self._spec.metadata else {}
-        if "_ts" in self._spec.metadata:
+        order = [_first(values, self._places(name)) for name, _ in self._spec.order_fields]
+        metadata = {"_op": op} if "_op" in self._spec.read_metadata else {}
+        if "_ts" in self._spec.read_metadata:
             metadata["_ts"] = debezium.source_time(
                 len(values), ((path, at_path(values, path)) for path in _SOURCE_TIME)
             )
@@ -259,7 +259,7 @@ class _RowReader:
         self._unknown = {n: t for n, t in (declared or {}).items() if n not in named and not self._added(n)}
         self._missing = _missing(named, declared)
         shape: dict[str, Any] = {c.field: _leaf(c, self._types, spec) for c in spec.columns}
-        for name, dtype in spec.order_by:
+        for name, dtype in spec.order_fields:
             shape = with_path(shape, name, Leaf(json_candidates(_type_at(self._types, name), to_arrow_type(dtype))))
         shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
         shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
@@ -278,7 +278,7 @@ class _RowReader:
 
     @property
     def _times(self) -> tuple[str, ...]:
-        if "_ts" not in self._spec.metadata:
+        if "_ts" not in self._spec.read_metadata:
             return ()
         return tuple(f"{self._prefix}{name}" for name in debezium.ADDED_TIMES)
 
@@ -295,8 +295,8 @@ class _RowReader:
             said = values.field(f"{self._prefix}op").cast(pa.string())
             op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))
             images = _images(values, self._types)
-            order = [_first(values, [(name, _type_at(self._types, name))]) for name, _ in self._spec.order_by]
-            metadata = {"_op": op} if "_op" in self._spec.metadata else {}
+            order = [_first(values, [(name, _type_at(self._types, name))]) for name, _ in self._spec.order_fields]
+            metadata = {"_op": op} if "_op" in self._spec.read_metadata else {}
             if self._times:
                 metadata["_ts"] = debezium.source_time(
                     len(values), ((path, at_path(values, path)) for path in self._times)

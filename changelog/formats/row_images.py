@@ -174,7 +174,9 @@ class ImageReader:
         self._completes = spec.keeps_unavailable and self._missing == "unavailable"
         self._log_whole_rows = log_whole_rows
         self._spell = spell
-        self._order = {name: Leaf(json_candidates(WireType(), to_arrow_type(dtype))) for name, dtype in spec.order_by}
+        self._order = {
+            name: Leaf(json_candidates(WireType(), to_arrow_type(dtype))) for name, dtype in spec.order_fields
+        }
         self._leaves = {}
         for column in spec.columns:
             found = json_candidates(types(column), to_arrow_type(column.type), column.is_uuid)

@@ -94,7 +94,7 @@ class RowKindRows(Format):
             candidates = json_candidates(WireType(), to_arrow_type(column.type), column.is_uuid)
             fields[column.field] = Leaf(candidates)
         shape = with_path(fields, self._kinds.column, TEXT)
-        for name, dtype in spec.order_by:
+        for name, dtype in spec.order_fields:
             shape = with_path(shape, name, Leaf(json_candidates(WireType(), to_arrow_type(dtype))))
         self._reader = JsonReader(Object(shape, watched=spec.schema_changes != "ignore"))
 
@@ -130,7 +130,7 @@ class RowKindRows(Format):
             record=record,
             kind=kind,
             fields={c.field: Wire(_field(rows, c.field), wire_type(c)) for c in self._spec.columns},
-            order=[Wire(leaf(rows, name)) for name, _ in self._spec.order_by],
+            order=[Wire(leaf(rows, name)) for name, _ in self._spec.order_fields],
             unknown=found.unknown,
             metadata={"_op": op},
         )

@@ -40,7 +40,7 @@ def columns_to_read(spec: ChangelogSpec) -> T.StructType:
     for column in spec.columns:
         dtype = T.StringType() if column.is_uuid else column.type
         fields.setdefault(column.field, T.StructField(column.field, dtype))
-    for name, order_type in spec.order_by:
+    for name, order_type in spec.order_fields:
         fields.setdefault(name, T.StructField(name, order_type))
     return T.StructType(list(fields.values()))
 

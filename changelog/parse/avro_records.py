@@ -166,7 +166,7 @@ def missing(row: Node, known: Sequence[str]) -> list[str]:
 
 
 def order_paths(spec: ChangelogSpec) -> list[Path]:
-    return [tuple(name.split(".")) for name, _ in spec.order_by]
+    return [tuple(name.split(".")) for name, _ in spec.order_fields]
 
 
 def check(schema: Node, want: Want, what: str) -> Want:

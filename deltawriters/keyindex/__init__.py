@@ -17,6 +17,9 @@ Age     each run has a `sequence`; a higher sequence is newer. The tasks of one 
 Entry   an entry that the sink writes for a change *supersedes*: no older entry of its key is live. A tombstone
         supersedes too, and has no row. An entry that was read from another writer's file is *additive*: older rows of
         the key stay live, since other writers may write a key twice.
+Order   where late changes are told, each entry has the order value of its row or delete (`deltawriters.order_values`),
+        for a 64-bit number 13 bytes. A tombstone stays until its time is over, and an index that is built again reads
+        those of earlier deletes from the table's folder (`deltawriters.tombstones`): they say nothing of rows.
 Dead    the runs keep their entries of a data file that was removed. Instead, the index lists the file with a sequence,
         and entries of older runs that point to the file have no row any more. They still hide the entries that they
         superseded. A file that is read again (someone deleted rows from it) is listed with the sequence of the run that
@@ -38,6 +41,7 @@ The committer records which runs and dead files belong to which table snapshot. 
 from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, random_base
 from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
+    DELETED_BEFORE,
     RUN_ENTRIES,
     SUPERSEDES,
     TOMBSTONE,
@@ -53,6 +57,7 @@ from deltawriters.keyindex.runs import (
 
 __all__ = [
     "BASE",
+    "DELETED_BEFORE",
     "RUN_ENTRIES",
     "SUPERSEDES",
     "TOMBSTONE",

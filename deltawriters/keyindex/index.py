@@ -122,7 +122,7 @@ class IndexSlice:
             file = run.file[at]
             supersedes = file & SUPERSEDES != 0
             visible = _until_superseded(_changes(query), supersedes)
-            row = np.flatnonzero(visible & (file != TOMBSTONE))
+            row = np.flatnonzero(visible & _has_row(file))
             # a run may name very many files, and a few keys are in few of them
             local, inverse = np.unique(file[row] & _NUMBER, return_inverse=True)
             named = [run.files[number] for number in local.tolist()]
@@ -131,7 +131,7 @@ class IndexSlice:
             row, number = row[number >= 0], number[number >= 0]
             found.append((by_high[query[row]], number, run.pos[at[row]].astype(np.int64)))
             if run.order is not None:
-                deleted = np.flatnonzero(visible & (file == TOMBSTONE) & (run.pos[at] >= self.horizon))
+                deleted = np.flatnonzero(visible & ~_has_row(file) & (run.pos[at] >= self.horizon))
                 telling = np.concatenate([row, deleted])
                 orders.append(run.order.take(pa.array(at[telling])))
                 ordered.append(by_high[query[telling]])
@@ -212,7 +212,7 @@ class IndexSlice:
             ]
             entries = Entries.joined(parts, tuple(files)).sorted()
             keep = _until_superseded(_changes(entries.high) | _changes(entries.low), entries.file & SUPERSEDES != 0)
-            keep &= (entries.file != TOMBSTONE) | (entries.pos >= horizon)
+            keep &= _has_row(entries.file) | (entries.pos >= horizon)
             if keep.any():
                 yield _only_used_files(entries.take(keep))
 
@@ -284,6 +284,12 @@ def _matches(run: Run, high: Hashes, low: Hashes, queries: Ints) -> tuple[Ints, 
     return query[same], at[same]
 
 
+def _has_row(file: Words) -> Flags:
+    """Whether each entry has a row: it is no tombstone."""
+    flags: Flags = file & _NUMBER != _NUMBER
+    return flags
+
+
 def _changes(values: npt.NDArray[np.generic]) -> Flags:
     """Whether each value differs from the one before."""
     changes = np.ones(len(values), np.bool_)
@@ -315,7 +321,7 @@ def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> Entries:
     :param dead: for each of the run's files, whether entries that point to it are dead.
     """
     file, pos, order = run.file[part].copy(), run.pos[part].copy(), run.order
-    is_row = file != TOMBSTONE
+    is_row = _has_row(file)
     local = file[is_row] & _NUMBER
     superseding = file[is_row] & SUPERSEDES
     gone = dead[local]
@@ -333,7 +339,7 @@ def _renumber(run: Run, part: slice, numbers: Words, dead: Flags) -> Entries:
 
 def _only_used_files(entries: Entries) -> Entries:
     file = entries.file.copy()
-    is_row = file != TOMBSTONE
+    is_row = _has_row(file)
     used = np.zeros(len(entries.files), np.bool_)
     used[file[is_row] & _NUMBER] = True
     numbers = (np.cumsum(used) - 1).astype(np.uint32)

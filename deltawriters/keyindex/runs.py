@@ -32,6 +32,8 @@ SUPERSEDES = np.uint32(1 << 31)
 """Flag in `file`: older entries of the same key are no longer live."""
 TOMBSTONE = np.uint32(0xFFFFFFFF)
 """Value of `file` for a deleted key: it has the flag `SUPERSEDES` and no row. It uses up the file number 2^31 - 1."""
+DELETED_BEFORE = np.uint32(0x7FFFFFFF)
+"""Likewise, without the flag: it says with which order value the key was deleted once, and nothing of its rows."""
 
 RUN_ENTRIES = 4_000_000
 """What builds or merges runs, and rewrites, hold this many entries (24 bytes each, and their order values) before they
@@ -73,8 +75,9 @@ class Entries:
     """Index entries as columns of equal length. Among the entries of one key, newer entries come first. Otherwise
     entries may be in any order; `sorted` sorts them.
 
-    `file[i]` is `TOMBSTONE`, or an index into `files`, possibly with the flag `SUPERSEDES`. `pos[i]` is the position of
-    the row, or, of a tombstone in an index with order values, when its key was deleted, in seconds since 1970.
+    `file[i]` is `TOMBSTONE`, `DELETED_BEFORE`, or an index into `files`, possibly with the flag `SUPERSEDES`. `pos[i]`
+    is the position of the row, or, without a row, when the key was deleted, in seconds since 1970, in an index with
+    order values.
 
     :param order: order values (`deltawriters.order_values`); None in an index that has none.
     """

@@ -26,6 +26,7 @@ from sink.spark.session import activate
 from sink.table.keys import TableKey, shown, table_key, with_key
 from sink.table.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.table.plan import inferred_columns, plan_table
+from sink.table.sink_state import SinkState
 from sink.table.table_plan import TablePlan
 from sink.targets.catalogs import Catalogs
 from sink.targets.history import shown_time
@@ -189,6 +190,8 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
+        if late := SinkState.read(table, prefix).late:
+            yield f"  late: {amount(late, 'change')} left out so far"
         settings = maintenance_of(config, section, table)
         yield from _budget(config, section, table, settings)
         yield from _upkeep(section, table, settings, datetime.now(UTC))

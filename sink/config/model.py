@@ -131,6 +131,12 @@ class Config(Section):
                     f"table {table.target}: files have no order of their own; name an order_by column",
                     *("tables", number),
                 )
+            if table.late == "dead-letter" and self.sink.on_bad_record == "fail":
+                raise MisplacedError(
+                    "got dead-letter, but sink.on_bad_record is fail, so that the first late change would stop the "
+                    "table. Write late: drop, or on_bad_record: dead-letter",
+                    *("tables", number, "late"),
+                )
             self._check_key_given(table, number)
             self._check_source_tables(table, number)
             self._check_format(table, number)

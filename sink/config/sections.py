@@ -1,7 +1,7 @@
 """The sections of the configuration as typed data, and what each value must be like."""
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Annotated, Any, Literal, Self
 
@@ -22,9 +22,9 @@ from sink.config.options import (
     did_you_mean,
 )
 
-_INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour)s?")
+_INTERVAL = re.compile(r"(\d+) (millisecond|second|minute|hour|day)s?")
 _READY_SECONDS = 600.0
-_UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0}
+_UNIT_SECONDS = {"millisecond": 0.001, "second": 1.0, "minute": 60.0, "hour": 3600.0, "day": 86400.0}
 GROUP_REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
 _PARTITION = re.compile(
     r"(?:(bucket|truncate)\(\s*(\d+)\s*,\s*([^\s(),]+)\s*\)|(\w+)\(\s*([^\s(),]+)\s*\)|([^\s(),]+))"
@@ -81,15 +81,20 @@ class PartitionField(Section):
 
 
 class OrderColumn(Section):
-    """One parsed entry of `order_by`: a column (or a dotted path into the message) and its Spark SQL type, if given."""
+    """One parsed entry of `order_by`: a column (or a dotted path into the message), its Spark SQL type, if given, and
+    whether its smaller values are the later ones.
+    """
 
     name: str
     type: str | None = None
+    descending: bool = False
 
     @classmethod
     def parse(cls, text: str) -> Self:
-        name, _, dtype = text.strip().partition(" ")
-        return cls(name=name, type=dtype.strip() or None)
+        name, _, rest = text.strip().partition(" ")
+        words = rest.split()
+        direction = words.pop().lower() if words and words[-1].lower() in ("asc", "desc") else "asc"
+        return cls(name=name, type=" ".join(words) or None, descending=direction == "desc")
 
 
 def _seconds(interval: str) -> float:
@@ -332,6 +337,10 @@ class TableSection(Section):
     :param other_tables: what becomes of messages of other tables.
     :param shared_with: ids of other sinks that may write the table too, or have created it.
     :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
+    :param late: what becomes of a change whose order value is below what the table holds for its key.
+    :param tombstones: so long the order values of deleted keys are kept.
+    :param order_column: the table's column for an order value that is in no other one. Further ones have a number after
+        it.
     """
 
     source: str
@@ -346,6 +355,9 @@ class TableSection(Section):
     partition_by: list[str] = Field(default_factory=list)
     cluster_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
+    late: Literal["apply", "drop", "dead-letter"] = "apply"
+    tombstones: Interval | None = None
+    order_column: str = "_order"
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality", "copy-on-write"] = "position"
     unavailable: Literal["keep", "reject"] | None = None
@@ -456,6 +468,45 @@ class TableSection(Section):
         if self.unavailable == "keep" and (why := self._cannot_keep) is not None:
             raise MisplacedError(f"table {self.target}: got keep, but {why}, or unavailable: reject", "unavailable")
         return self
+
+    @model_validator(mode="after")
+    def _late_fits(self) -> Self:
+        if self.late == "apply":
+            if self.tombstones is not None:
+                raise MisplacedError(
+                    "it is for late: drop and late: dead-letter. Write one of them too, or leave it out", "tombstones"
+                )
+            return self
+        why = None
+        if self.mode != "upsert":
+            why = f"mode {self.mode} takes changes as they are. Write mode: upsert"
+        elif not self.has_index:
+            why = "with deletes: equality nothing tells what the table holds. Write deletes: position or copy-on-write"
+        elif not self.order_by:
+            why = "nothing says which changes are late. Write order_by, with fields that say when a row was changed"
+        if why is not None:
+            raise MisplacedError(f"table {self.target}: got {self.late}, but {why}, or late: apply", "late")
+        return self
+
+    @property
+    def tombstone_seconds(self) -> int:
+        """How long the order values of deleted keys are kept."""
+        return int(_seconds(self.tombstones or "7 days"))
+
+    def added_order_columns(self, columns: Collection[str]) -> dict[str, str]:
+        """The table's columns that only hold order values, by what `order_by` names. Without `late: drop` there are
+        none.
+
+        :param columns: the other columns of the table.
+        """
+        if self.late == "apply":
+            return {}
+        fields = {(column.source or name): name for name, column in (self.columns or {}).items() if column.stored}
+        names = [order.name for order in self.order_columns if order.name not in columns and order.name not in fields]
+        return {
+            name: self.order_column if number == 1 else f"{self.order_column}_{number}"
+            for number, name in enumerate(names, 1)
+        }
 
     @model_validator(mode="after")
     def _order_fits(self) -> Self:

@@ -26,16 +26,17 @@ from sink.targets.values import LiveFile
 
 def read_keys(target: Table, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
     """See `sink.table.engine.Engine`. It is one Spark job over the key columns."""
-    spark, key = target.spark, reading.hash.key
-    with target.reader().rows_of(files, key) as (frame, path, position, paths):
+    spark, key, order = target.spark, reading.hash.key, reading.index.order
+    names = dict.fromkeys((*key, *(order.columns if order is not None else ())))
+    with target.reader().rows_of(files, list(names)) as (frame, path, position, paths):
         path_hashes = _path_hashes(paths)
         rows = frame.select(
-            *(binary_uuid(n).alias(n) if n in reading.uuids else F.col(quoted(n)) for n in key),
+            *(binary_uuid(n).alias(n) if n in reading.uuids else F.col(quoted(n)) for n in names),
             _path_hash(path).alias(index.INDEX_FILE),
             position.alias(index.INDEX_POS),
         ).dropna(subset=list(key))
         tasks = min(RANGES, int(spark.conf.get("spark.sql.shuffle.partitions") or 1))
-        entries = functools.partial(index.index_entries, reading.table, path_hashes, reading.hash, reading.index.base)
+        entries = functools.partial(index.index_entries, reading.table, path_hashes, reading.hash, reading.index)
         indexed = tuple(file.file for file in files)
         build = functools.partial(index.build_index, reading.index, indexed, reading.sequence, uuid4().hex)
         if tasks > 1:

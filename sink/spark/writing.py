@@ -141,7 +141,7 @@ class SparkWriter:
         :raises TemporaryError: they haven't. All written files are deleted.
         """
         assert batch.files is not None
-        found = sum(sum(result.rows.values()) + sum(result.bad.values()) for result in results)
+        found = sum(sum(result.rows.values()) + sum(result.bad.values()) + result.late for result in results)
         if len(set(self._read.value)) == len(batch.files) and found == batch.estimated_rows:
             return
         self._delete_written()

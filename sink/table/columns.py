@@ -1,14 +1,15 @@
 """The columns of a table that doesn't exist yet, from its section of the configuration."""
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 
 from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
-from changelog.decoding import METADATA
+from changelog.spec import METADATA
 from changelog.values.defaults import without_default
 from changelog.values.encoded import MAYBE_BASE64
 from sink.config import TableSection
+from sink.config.sections import OrderColumn
 from sink.errors import ConfigError
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.versions import parse_ddl
@@ -30,6 +31,7 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         dtype = parse_type(column_type(text), f"{path}.columns.{name}")
         fields.append(T.StructField(name, dtype, nullable=name not in table.key))
     fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
+    fields += added_order_fields(table, [field.name for field in fields], path)
     advice = "" if table.columns is not None else " (columns: say the types of all columns)"
     for name in table.key:
         if name not in types:
@@ -42,6 +44,45 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         if not isinstance(dtype, T.AtomicType):
             raise ConfigError(f"{path}.key: {name} is a {types[name]}; a key can't have parts. Use string{advice}.")
     return T.StructType(fields)
+
+
+def added_order_fields(table: TableSection, columns: Collection[str], path: str) -> list[T.StructField]:
+    """The columns that only hold order values, which late changes are told by.
+
+    :param columns: the table's other columns.
+    :raises ConfigError: a type is invalid.
+    """
+    added = table.added_order_columns(columns)
+    fields = []
+    for number, order in enumerate(table.order_columns):
+        if order.name in added:
+            dtype = order_type(order, None, f"{path}.order_by[{number}]")
+            fields.append(T.StructField(added[order.name], dtype))
+    return fields
+
+
+def order_type(order: OrderColumn, column: T.DataType | None, path: str) -> T.DataType:
+    """The type of an order value: as it is configured, or that of the table's column, or a 64-bit integer.
+
+    :raises ConfigError: the type is invalid, or has no order.
+    """
+    if order.type is not None:
+        dtype = parse_type(order.type, path)
+    elif order.name in METADATA:
+        dtype = from_arrow_type(METADATA[order.name])
+    else:
+        dtype = column or T.LongType()
+    check_ordered(order.name, dtype, path)
+    return dtype
+
+
+def check_ordered(name: str, dtype: T.DataType, path: str) -> None:
+    """:raises ConfigError: values of the column's type can't be compared."""
+    if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
+        raise ConfigError(
+            f"{path}: got {name} of type {dtype.simpleString()}, which has no order; expected a number, a string, a "
+            "date or a timestamp. Name another column."
+        )
 
 
 def column_type(observed: str) -> str:

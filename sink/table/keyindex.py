@@ -22,16 +22,28 @@ from typing import Any
 from uuid import uuid4
 
 import numpy as np
+import pyarrow as pa
 from pyiceberg.io import FileIO
 
 from changelog.amounts import amount, amounts
-from deltawriters import TableSpec
+from deltawriters import TableSpec, tombstones
+from deltawriters.arrow_types import storage
 from deltawriters.content import OldRows, by_file
-from deltawriters.keyindex import IndexedFile, IndexSlice, RunInfo, plan_merge, run_files
+from deltawriters.keyindex import (
+    DELETED_BEFORE,
+    Entries,
+    IndexedFile,
+    IndexSlice,
+    RunInfo,
+    low_hash,
+    plan_merge,
+    run_files,
+    write_run,
+)
 from deltawriters.keyindex.vector_log import Vector
 from deltawriters.keyindex.versions import IndexLostError, IndexVersion, new_encoding
 from deltawriters.old_rows import DeletedRows
-from deltawriters.resolve import rows_superseded_meanwhile, rows_written_meanwhile
+from deltawriters.resolve import key_columns, rows_superseded_meanwhile, rows_written_meanwhile
 from deltawriters.scratch import Scratch
 from deltawriters.table import Bucket
 from sink.errors import TableError
@@ -39,6 +51,7 @@ from sink.plans import RewritePlan
 from sink.results import IndexPart
 from sink.routing import RANGES, KeyHash
 from sink.table.copy_on_write import Replacement
+from sink.table.deleted_keys import DeletedKeys, emptied
 from sink.table.engine import Engine, KeyReading
 from sink.table.table_plan import TablePlan
 from sink.targets.locations import check_location
@@ -127,11 +140,14 @@ class KeyIndex:
     """The index of one table. For each micro-batch, call `synchronize`, `slice` for the tasks, `prepare` with their
     results, and after the commit `see_committed`.
 
+    :param prefix: of the sink's properties in the table.
     :param is_guest: see `TableSink`. What it doesn't delete, the sink's next process does.
     """
 
-    def __init__(self, table: Table, plan: TablePlan, engine: Engine, *, is_guest: bool = False) -> None:
+    def __init__(self, table: Table, plan: TablePlan, engine: Engine, prefix: str, *, is_guest: bool = False) -> None:
         self._is_guest = is_guest
+        self._late = plan.late
+        self._deleted = None if plan.late is None else DeletedKeys(table, plan.section.key, plan.late, prefix)
         self._table = table
         self._plan = plan
         self._engine = engine
@@ -189,13 +205,17 @@ class KeyIndex:
         """
         bucket = self._bucket(self._table.spec)
         keys = self._table.key_encoding(self._plan.section.key, None if bucket is None else bucket.count)
+        if self._late is not None:
+            keys += f"; order {self._late.columns.spec}"
         place, self._place = self._place, self._table.spec.location
         if self._version is not None and not (self._version.is_encoded(keys) and place == self._place):
             self._version = None
         elif self._version is None and not self._damaged and stored is not None and stored.index is not None:
             self._load(stored, keys)
         if self._version is None or self._catch_up() is None:
-            self._build(keys)
+            self._build(keys, {} if stored is None or stored.index is None else stored.index)
+        if self._deleted is not None:
+            self._version = self._with_deletes_of_others(self._synchronized(), self._deleted)
 
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
@@ -205,9 +225,8 @@ class KeyIndex:
         merge = plan_merge([run for run in version.runs if run.sequence > pinned_at])
         merge = merge or plan_merge([run for run in version.runs if run.sequence <= pinned_at])
         oldest = min((run.sequence for run in version.runs), default=0)
-        return IndexSlice(
-            location=f"{self._location}/runs",
-            io_properties=self._folder.io_properties,
+        slice_ = replace(
+            self._empty_slice,
             runs=version.runs,
             dead=dict(version.dead),
             merge=merge,
@@ -218,6 +237,14 @@ class KeyIndex:
             ),
             base=version.bases[1],
         )
+        if self._deleted is None:
+            return slice_
+        return replace(slice_, floor=self._deleted.floor(version), horizon=self._deleted.horizon)
+
+    @property
+    def _empty_slice(self) -> IndexSlice:
+        order = None if self._late is None else self._late.columns
+        return IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, order=order)
 
     @property
     def _pinned_at(self) -> int:
@@ -267,6 +294,8 @@ class KeyIndex:
                 IndexSlice(slice_.location, slice_.io_properties, own, {}),
                 IndexSlice(slice_.location, slice_.io_properties, new, {}),
             )
+        if rows and self._late is not None:
+            return None  # changes that weren't late may be late now
         read = {path for result in results for path in result.completed_from}
         if read and (rows or read & (changes.removed | {file.path for file in changes.files})):
             return None  # partial rows may have been completed from what others have changed now
@@ -325,7 +354,7 @@ class KeyIndex:
         """
         version, base = self._synchronized(), self._base
         if truncates:
-            version = IndexVersion(version.encoding, version.sequence)
+            version = emptied(version, max(result.floor for result in results))
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result.new_vectors
@@ -363,6 +392,8 @@ class KeyIndex:
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )
+        if self._deleted is not None:
+            prepared = self._deleted.followed_by(prepared, [f for result in results for f in result.deleted], scratch)
         stored = self._prepared_as(
             operation, prepared, scratch, truncates=truncates, spent=frozenset(spent), meanwhile=meanwhile
         )
@@ -385,7 +416,7 @@ class KeyIndex:
         Also the files of those among the left out ones that no version has.
         """
         spent = set[str]()
-        if self._pin is not None:  # its runs stay
+        if self._pin is not None or self._late is not None:  # its runs stay; or tombstones do, which say the order
             return runs, spent
         known = {run.name for run in self._synchronized().runs}
         for sequence in sorted({run.sequence for run in runs})[:-1]:
@@ -550,6 +581,8 @@ class KeyIndex:
         assert self._version is not None
         if not self._is_guest:
             self._folder.delete([*self._obsolete, *prepared.spent])
+            if self._deleted is not None:
+                self._deleted.delete_unneeded(self._version, prepared.version)
         kept = {run.name for run in prepared.version.runs}
         gone_runs = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         self._obsolete = []
@@ -607,10 +640,15 @@ class KeyIndex:
         self._base, self._included = self._table.snapshot_id(), set()
         return changes
 
-    def _build(self, keys: str) -> None:
+    def _build(self, keys: str, stored: Mapping[str, Any]) -> None:
+        """:param stored: what the table's position has of the index."""
         files = list(self._table.live_files())
         started = time.monotonic()
-        self._version = self._with_files(IndexVersion(new_encoding(keys)), files, set())
+        version = IndexVersion(new_encoding(keys))
+        if self._deleted is not None:
+            version = self._deleted.restored(version, stored)
+            version = self._with_deletes(version, self._deleted.read(name for name, _ in version.deleted))
+        self._version = self._with_files(version, files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
         self._damaged = False
         self._unpin()
@@ -646,12 +684,39 @@ class KeyIndex:
             parquet_deletes=parquet_deletes,
         )
 
+    def _with_deletes_of_others(self, version: IndexVersion, deleted: DeletedKeys) -> IndexVersion:
+        """The version with the keys that other sinks have deleted meanwhile."""
+        names = deleted.files_of_others
+        rows = deleted.read(names - {*version.others})
+        return replace(self._with_deletes(version, rows), others=tuple(sorted(names)))
+
+    def _with_deletes(self, version: IndexVersion, deletes: Iterable[pa.Table]) -> IndexVersion:
+        """The version with the order values of deleted keys. They say nothing of rows, so theirs may be older or newer.
+
+        :param deletes: as `DeletedKeys.read` returns them.
+        """
+        table = self._table.spec
+        for rows in deletes:
+            keys = rows.select(self._plan.section.key).combine_chunks()
+            entries = Entries(
+                high=self._hash(table, version)(keys.to_batches()[0]),
+                low=low_hash(key_columns(table, keys), version.bases[1]),
+                file=np.full(len(rows), DELETED_BEFORE),
+                pos=tombstones.seconds_of(rows.column(tombstones.DELETED_AT)),
+                files=(),
+                order=storage(rows.column(tombstones.ORDER_VALUE)),
+            )
+            sequence = version.sequence + 1
+            run = write_run(self._io, f"{self._location}/runs", f"{uuid4().hex}-deleted", sequence, entries)
+            version = replace(version, sequence=sequence, runs=(*version.runs, run))
+        return version
+
     def _read(self, files: Sequence[LiveFile], sequence: int, version: IndexVersion) -> list[RunInfo]:
         """Read the keys of the live rows of `files`, and write runs of the version."""
         if not files:
             return []
         uuids = frozenset(column.name for column in self._plan.changelog.columns if column.is_uuid)
-        index = IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, base=version.bases[1])
+        index = replace(self._empty_slice, base=version.bases[1])
         table = self._table.spec
         return self._engine.read_keys(files, KeyReading(table, self._hash(table, version), uuids, index, sequence))
 
@@ -690,7 +755,8 @@ class KeyIndex:
         """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
         written = self._write(operation, version, scratch)
         self._prepared = Prepared(operation, self._base, written, truncates, spent, meanwhile or Meanwhile())
-        return {"version": operation, "base": self._base, "table": self._place}
+        stored: dict[str, Any] = {"version": operation, "base": self._base, "table": self._place}
+        return stored if self._deleted is None else {**stored, **self._deleted.told(written)}
 
     def _clean_up(self, version: IndexVersion) -> None:
         """Delete files that no version names. They come from failed attempts, or from a process that died."""

@@ -559,6 +559,7 @@ class TableSink:
         state = replace(
             self._in_topic(before),
             undecoded=written.undecoded_since(before.undecoded),
+            late=before.late + written.late,
             source_tables=self.stated.source_tables or before.source_tables,
             key=self.stated.key if self.stated.key.columns else before.key,
         )

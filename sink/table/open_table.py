@@ -182,7 +182,7 @@ class OpenTable:
     def _open_key_index(self) -> KeyIndex | None:
         if not self.plan.section.has_index:
             return None
-        return KeyIndex(self.table, self.plan, self.engine, is_guest=self.is_guest)
+        return KeyIndex(self.table, self.plan, self.engine, self.prefix, is_guest=self.is_guest)
 
     def _follow_table(self) -> None:
         """See what others have changed of the table's metadata."""

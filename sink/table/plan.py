@@ -17,6 +17,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.defaults import default_of
 from changelog.values.encoded import MAYBE_BASE64
 from changelog.values.readings import DECIMALS
+from deltawriters.order_values import OrderColumns
 from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
 from sink.config.options import did_you_mean
@@ -27,11 +28,18 @@ from sink.spark.duplicate_keys import check_tells_rows_apart
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.sample import SparkSample
 from sink.spark.versions import parse_ddl
-from sink.table.columns import column_type, parse_type, wanted_columns
+from sink.table.columns import (
+    added_order_fields,
+    check_ordered,
+    column_type,
+    order_type,
+    parse_type,
+    wanted_columns,
+)
 from sink.table.keys import TableKey, property_name, table_key, with_key
 from sink.table.patterns import ResolvedTable
 from sink.table.source_tables import SourceTables, source_tables_property
-from sink.table.table_plan import TablePlan
+from sink.table.table_plan import LateOrder, TablePlan
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import check_owner, creation_properties
@@ -97,6 +105,9 @@ def plan_table(
         check_owner(config, section, table)
         table.check_writable(appends=section.mode == "append", copies=section.copies)
         columns = table.columns()
+        known = {column.name for column in columns}
+        added = (field for field in added_order_fields(section, known, path) if field.name not in known)
+        columns += tuple(ColumnSpec(field.name, field.dataType) for field in added)  # `open_table` adds them
         _check_columns(section, wanted, columns)
         table.check_fits(section)
         sources = table.spec.source_columns
@@ -126,6 +137,8 @@ def open_table(
     key = table_key(config, resolved, table, sample)
     resolved = with_key(resolved, key)
     section = resolved.section
+    if table is not None:
+        _add_order_columns(table, section, resolved.path)
     types = inferred_columns(config, section, table, sample)
     plan = plan_table(catalogs, config, resolved, table, types)
     warning = key.warning(section)
@@ -150,6 +163,15 @@ def open_table(
     else:
         check_tells_rows_apart(config, key, table, spark)
     return table, plan, key
+
+
+def _add_order_columns(table: Table, section: TableSection, path: str) -> None:
+    """Let a table have the columns that late changes are told by. Rows that it has are earlier than all changes."""
+    known = {column.name for column in table.columns()}
+    missing = [field for field in added_order_fields(section, known, path) if field.name not in known]
+    if missing:
+        table.evolve({field.name: field.dataType for field in missing}, {})
+        table.refresh()
 
 
 def deletes_by_value(section: TableSection) -> bool:
@@ -371,43 +393,73 @@ def _plan(
     named = section.columns or {}
     decoded = []
     computed = []
+    # the table may have them already, so a name among its columns doesn't mean that messages have it as a field
+    added = section.added_order_columns([column.name for column in columns])
     for column in columns:
         origin = named.get(column.name)
         if origin is not None and origin.expression is not None:
             computed.append((column.name, origin.expression))
-        elif column.name not in section.metadata:
+        elif column.name not in section.metadata and column.name not in added.values():
             decoded.append(replace(column, source=origin.source if origin else None))
     for name, origin in named.items():
         if not origin.stored:
             decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
-    derived = {*section.metadata, *(name for name, _ in computed)}
+    derived = {*section.metadata, *added.values(), *(name for name, _ in computed)}
     kept = tuple(name for name in sources if name not in derived)
-    spec = _changelog(config, section, path, tuple(decoded), kept)
+    spec = _changelog(config, section, path, tuple(decoded), kept, added)
     spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
     try:
         formats.find(config.source.format)(spec)
     except BadOptionError as error:
         raise ConfigError(f"source.{error}") from None
-    return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources))
+    late = _late_order(section, spec, path)
+    return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources), late=late)
+
+
+def _late_order(section: TableSection, spec: ChangelogSpec, path: str) -> LateOrder | None:
+    """How late changes are told. None if they are applied as all others.
+
+    :raises ConfigError: a column has another type than `order_by` says.
+    """
+    if section.late == "apply":
+        return None
+    by_field = {column.field: column for column in spec.columns}
+    names, texts, descending = [], [], []
+    for number, (name, dtype) in enumerate(spec.order_by):
+        column = by_field.get(name)
+        stored = spec.stored_order.get(number) or (name if column is None else column.name)
+        if column is not None and column.type != dtype:
+            raise ConfigError(
+                f"{path}.order_by[{number}]: got {name} {dtype.simpleString()}, but the column {stored} is "
+                f"{column.type.simpleString()}, and late: {section.late} compares its values. Leave the type out."
+            )
+        names.append(stored)
+        descending += [stored] if name in spec.descending else []
+        texts.append(f"{stored} {dtype.simpleString()}{' desc' if name in spec.descending else ''}")
+    columns = OrderColumns(tuple(names), ", ".join(texts), frozenset(descending))
+    return LateOrder(columns, section.tombstone_seconds)
 
 
 def _changelog(
-    config: Config, section: TableSection, path: str, columns: tuple[ColumnSpec, ...], sources: tuple[str, ...]
+    config: Config,
+    section: TableSection,
+    path: str,
+    columns: tuple[ColumnSpec, ...],
+    sources: tuple[str, ...],
+    added: Mapping[str, str],
 ) -> ChangelogSpec:
     types = {column.name: column.type for column in columns}
     order_by = []
-    for number, column in enumerate(section.order_columns):
-        if column.type is not None:
-            dtype = parse_type(column.type, f"{path}.order_by[{number}]")
-        else:
-            dtype = types.get(column.name, T.LongType())
-        _check_ordered(column.name, dtype, f"{path}.order_by[{number}]")
-        order_by.append((column.name, dtype))
+    for number, order in enumerate(section.order_columns):
+        dtype = order_type(order, types.get(order.name), f"{path}.order_by[{number}]")
+        order_by.append((order.name, dtype))
     return ChangelogSpec(
         columns=columns,
         key=tuple(section.key),
         partition_sources=sources,
         order_by=tuple(order_by),
+        descending=frozenset(order.name for order in section.order_columns if order.descending),
+        stored_order={number: added[name] for number, (name, _) in enumerate(order_by) if name in added},
         trust_before=section.mode == "changelog",
         inserts_only=section.mode == "append",
         options=dict(config.source.format_options),
@@ -422,6 +474,7 @@ def _changelog(
             for name in (sources if config.capabilities(section.target).empty_partition_is_null else ())
             if isinstance(types.get(name), T.StringType | T.BinaryType)
         ),
+        keeps_late=section.late == "dead-letter",
         keeps_unavailable=section.keeps_unavailable and formats.find(config.source.format).MAY_LACK_VALUES,
     )
 
@@ -492,15 +545,6 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
         )
 
 
-def _check_ordered(name: str, dtype: T.DataType, path: str) -> None:
-    """:raises ConfigError: values of the column's type can't be compared."""
-    if not isinstance(dtype, T.AtomicType) or dtype.typeName() == "variant":
-        raise ConfigError(
-            f"{path}: got {name} of type {dtype.simpleString()}, which has no order; expected a number, a string, a "
-            "date or a timestamp. Name another column."
-        )
-
-
 def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]) -> RowOrder | None:
     """In which order rows are written.
 
@@ -516,7 +560,7 @@ def _row_order(section: TableSection, path: str, columns: tuple[ColumnSpec, ...]
             raise ConfigError(
                 f"{place}: there is no column {name!r}{did_you_mean(name, types)}. The columns are: {_names(columns)}."
             )
-        _check_ordered(name, types[name], place)
+        check_ordered(name, types[name], place)
     return RowOrder(tuple(names))
 
 

@@ -11,7 +11,7 @@ from sink.targets.seam import TableView
 from sink.targets.values import OF_POSITION
 
 _EVERYWHERE = "*"
-_DEFAULTS = {**OF_POSITION, "written": "0"}
+_DEFAULTS = {**OF_POSITION, "written": "0", "late": "0"}
 """What a property says that isn't set."""
 
 
@@ -25,6 +25,7 @@ class SinkState:
         source. None is all that have delivered anything: in `mode: upsert` nobody looks which rows are of a snapshot.
     :param undecoded: how many successive records the format has failed on, up to the position.
     :param written: bytes that micro-batches have written, if maintenance has a budget.
+    :param late: how many late changes were left out so far.
     :param key: the table's key, and which keys messages have stated. None if none is known.
     :param source_tables: which of the source's tables it has. None if that isn't known.
     """
@@ -34,6 +35,7 @@ class SinkState:
     streamed: frozenset[int] | None
     undecoded: int
     written: int
+    late: int
     key: TableKey | None
     source_tables: SourceTables | None
 
@@ -52,6 +54,7 @@ class SinkState:
             None if streamed == _EVERYWHERE else frozenset(json.loads(streamed)),
             int(found["undecoded"]),
             int(found["written"]),
+            int(found["late"]),
             None if key is None else TableKey.from_json(key),
             None if tables is None else SourceTables.from_json(tables),
         )
@@ -82,6 +85,7 @@ class SinkState:
             "streamed": _EVERYWHERE if self.streamed is None else json.dumps(sorted(self.streamed)),
             "undecoded": str(self.undecoded),
             "written": str(self.written),
+            "late": str(self.late),
             KEY: None if self.key is None else self.key.to_json(),
             SOURCE_TABLES: None if self.source_tables is None else self.source_tables.to_json(),
         }

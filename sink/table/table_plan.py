@@ -3,8 +3,21 @@
 from dataclasses import dataclass
 
 from changelog.spec import ChangelogSpec, ColumnSpec
+from deltawriters.order_values import OrderColumns
 from deltawriters.ordering import RowOrder
 from sink.config import TableSection
+
+
+@dataclass(frozen=True)
+class LateOrder:
+    """How late changes are told: their order value is below what the table holds for their key.
+
+    :param columns: the table's columns with the order values.
+    :param tombstone_seconds: how long the order values of deleted keys are kept.
+    """
+
+    columns: OrderColumns
+    tombstone_seconds: int
 
 
 @dataclass(frozen=True)
@@ -21,6 +34,7 @@ class TablePlan:
         which partition the old row is.
     :param warnings: sentences for people about properties and features of the table that the sink doesn't follow.
     :param order: in which rows are written.
+    :param late: None if late changes are applied as all others.
     """
 
     section: TableSection
@@ -31,6 +45,7 @@ class TablePlan:
     derived_partition: bool = False
     warnings: tuple[str, ...] = ()
     order: RowOrder | None = None
+    late: LateOrder | None = None
 
     @property
     def is_decoded_whole(self) -> bool:

@@ -46,6 +46,7 @@ class TaskPlans:
                 global_deletes=begun.global_deletes or self._plan.derived_partition,
                 deletes_carry_row=deletes_carry_row(self._config),
                 copy_on_write=section.copies,
+                keeps_late=section.late == "dead-letter",
                 show_values=self._config.sink.show_values,
                 # the same row in two files differs in `_source`, which isn't a contradiction
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),

@@ -32,6 +32,7 @@ _KINDS = {
     RowKind.UPDATE_AFTER.short: "update_after",
     RowKind.DELETE.short: "delete",
     "TRUNCATE": "truncate",
+    "late": "late",
 }
 
 
@@ -134,7 +135,7 @@ OF_TABLES = (
     OfTable(
         "rowdelta_rows",
         "counter",
-        "Changes applied, by kind.",
+        "Changes, by kind. All but late ones were applied.",
         lambda table, _: [((_KINDS[kind],), count) for kind, count in table.rows.items() if kind in _KINDS],
         ("kind",),
     ),

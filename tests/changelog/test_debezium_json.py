@@ -212,18 +212,34 @@ def test_order_columns_from_the_event() -> None:
         event("c", {"id": 1, "v": "a"}, source={"lsn": 27627472}),
         event("d", before={"id": 1, "v": "z"}, source={"lsn": 27627473}),
         event("c", {"id": 1, "v": "a"}, source={}),
+        event("c", {"id": 1, "v": None}, source={}),
     ]
     records = raw_records(messages(*values))
     table = spec(COLUMNS, order_by=order_by)
     names = ["_rowdelta_order_0", "_rowdelta_order_1", "_rowdelta_order_2", "_rowdelta_order_3"]
     (rows,) = ChangelogDecoder("debezium-json", table)([records])
     found = list(zip(*rows.select(names).to_pydict().values(), strict=True))
-    assert found == [(27627472, "a", 0, 1), (27627473, "z", 0, CHANGES_PER_RECORD + 1), (None, None, None, None)]
-    assert [d.error for d in decode("debezium-json", records, table)] == [
-        None,
-        None,
-        "missing_order: order column source.lsn is null or missing",
+    assert sorted(found, key=str) == [
+        (27627472, "a", 0, 1),
+        (27627473, "z", 0, CHANGES_PER_RECORD + 1),
+        (None, "a", 0, 2 * CHANGES_PER_RECORD + 1),
+        (None, None, None, None),
     ]
+    reason = "missing_order: order column source.lsn and v is null or missing"
+    assert [d.error for d in decode("debezium-json", records, table)] == [None, None, None, reason]
+
+
+def test_order_columns_of_the_record_and_descending_ones() -> None:
+    order_by = (("source.rank", T.LongType()), ("_ts", T.TimestampType()), ("_offset", T.LongType()))
+    ranks = [7, None, -1, 2**40]
+    values = [event("u", {"id": 1, "v": "a"}, source={"rank": rank}, ts_ms=5) for rank in ranks]
+    table = spec(COLUMNS, order_by=order_by, descending=frozenset({"source.rank"}), stored_order={0: "_order"})
+    (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(*values))])
+    assert rows.column("_order").to_pylist() == ranks
+    encoded = rows.column("_rowdelta_order_0").to_pylist()
+    assert sorted(range(4), key=encoded.__getitem__) == [1, 3, 0, 2], "NULL comes first, and the largest before others"
+    assert rows.column("_rowdelta_order_1").cast(pa.int64()).to_pylist() == [5000] * 4
+    assert rows.column("_rowdelta_order_2").to_pylist() == [0, 1, 2, 3]
 
 
 def test_a_required_column_may_not_be_null() -> None:

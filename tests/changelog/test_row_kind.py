@@ -135,12 +135,13 @@ def test_json_values_are_exact_or_refused() -> None:
 
 def test_order_columns() -> None:
     order = (("seq", T.LongType()), ("meta.at", T.LongType()))
-    values = [change("+I", id=1, seq=1, meta={"at": 2}), change("+I", id=1, seq=1), change("+I", id=1, seq="x")]
+    values = [change("+I", id=1, seq=1, meta={"at": 2}), change("+I", id=1, seq=1), change("+I", id=1)]
+    values.append(change("+I", id=1, seq="x"))
     (batch,) = ChangelogDecoder("row-kind", spec(COLUMNS, order_by=order))([raw_records(messages(*values))])
     assert batch.column("_rowdelta_order_0").to_pylist()[0] == 1
     assert batch.column("_rowdelta_order_1").to_pylist()[0] == 2
     assert [d.error for d in decoded(values, order_by=order) if d.bad] == [
-        "missing_order: order column meta.at is null or missing",
+        "missing_order: order column seq and meta.at is null or missing",
         "missing_order: order column seq does not fit bigint",
     ]
 

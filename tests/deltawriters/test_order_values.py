@@ -34,11 +34,11 @@ VALUES: dict[str, tuple[pa.DataType, list[Any]]] = {
 def test_values_keep_their_order(name: str, chunked: bool) -> None:
     dtype, values = VALUES[name]
     rows = pa.table({"a": pa.array([*values[:2], *values], dtype)[2:] if chunked else pa.array(values, dtype)})
-    ascending = OrderColumns(("a",)).encoded(rows).to_pylist()
+    ascending = OrderColumns(("a",)).of_rows(rows).to_pylist()
     assert ascending == sorted(ascending)
     assert len(set(ascending)) == len(values)
     assert ascending[0] > UNKNOWN
-    first, *rest = OrderColumns(("a",), frozenset("a")).encoded(rows).to_pylist()
+    first, *rest = OrderColumns(("a",), descending=frozenset("a")).of_rows(rows).to_pylist()
     assert first < min(rest), "NULL comes first in both directions"
     assert rest == sorted(rest, reverse=True)
 
@@ -47,7 +47,7 @@ def test_tuples_are_compared_value_by_value() -> None:
     texts, numbers = ["", "a", "a\x00", "aa", "b", None], [1, -1, None, 256]
     rows = [{"a": text, "b": number, "c": text} for text, number in product(texts, numbers)]
     table = pa.Table.from_pylist(rows, pa.schema([("a", pa.string()), ("b", pa.int64()), ("c", pa.string())]))
-    order = OrderColumns(("a", "b", "c"), frozenset("b"))
+    order = OrderColumns(("a", "b", "c"), descending=frozenset("b"))
 
     def compared(left: dict[str, Any], right: dict[str, Any]) -> int:
         for name in order.columns:
@@ -58,7 +58,7 @@ def test_tuples_are_compared_value_by_value() -> None:
                 return -1 if (one < other) != (name in order.descending) else 1
         return 0
 
-    encoded = order.encoded(table).to_pylist()
+    encoded = order.of_rows(table).to_pylist()
     by_bytes = [rows[number] for number in sorted(range(len(rows)), key=encoded.__getitem__)]
     assert by_bytes == sorted(rows, key=cmp_to_key(compared))
 

@@ -123,7 +123,7 @@ class MemoryEngine:
         self.clock.step("read keys")
         numbers = np.arange(len(files), dtype=np.uint64)
         batches = (_keys(file.handle, number, reading, self.table.store.contents) for number, file in enumerate(files))
-        entries = index.index_entries(reading.table, numbers, reading.hash, reading.index.base, batches)
+        entries = index.index_entries(reading.table, numbers, reading.hash, reading.index, batches)
         with in_task(0, self.next_attempt()):
             indexed = [file.file for file in files]
             results = list(index.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
@@ -253,11 +253,13 @@ def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
 
 
 def _keys(file: MemoryFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:
-    """Keys of a file's live rows, as `task.index_entries` takes them."""
-    rows = parquet(contents[file.path], list(reading.hash.key))
+    """Keys and order values of a file's live rows, as `task.index_entries` takes them."""
+    order = reading.index.order
+    names = list(dict.fromkeys((*reading.hash.key, *(order.columns if order is not None else ()))))
+    rows = parquet(contents[file.path], names)
     places = np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))
     keys = rows.take(pa.array(places)).combine_chunks()
-    columns = {name: _only_chunk(keys.column(name)) for name in reading.hash.key}
+    columns = {name: _only_chunk(keys.column(name)) for name in names}
     columns[index.INDEX_FILE] = pa.array(np.full(len(places), number, np.int64))
     columns[index.INDEX_POS] = pa.array(places)
     return pa.RecordBatch.from_pydict(columns)

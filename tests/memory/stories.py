@@ -52,7 +52,7 @@ from sink.deadletters import table as dead_letters
 from sink.deadletters.table import DeadLetters
 from sink.errors import FencedError, RolledBackError, TemporaryError
 from sink.sources.source import TableBatch
-from sink.table import copy_on_write, keyindex, minor_compaction, observer, task_plans
+from sink.table import copy_on_write, deleted_keys, keyindex, minor_compaction, observer, task_plans
 from sink.table.keys import TableKey
 from sink.table.microbatch import TableSink
 from sink.table.observer import Event, Files
@@ -125,7 +125,8 @@ class Process:
 
 @dataclass(frozen=True)
 class Story:
-    """:param key: the key's columns.
+    """:param late: changes come late, and order values tell so (`tests.memory.late`).
+    :param key: the key's columns.
     :param is_strict: see `Store`.
     :param leaves_idle_out: see `MemoryEngine`.
     :param rewrites: whether files are rewritten beside the micro-batches.
@@ -147,6 +148,7 @@ class Story:
     deletes: Literal["position", "copy-on-write"] = "position"
     rewrites: bool = False
     order: Literal["none", "sort"] = "none"
+    late: bool = False
     seed: int = 0
 
     @classmethod
@@ -472,7 +474,9 @@ class Player:
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
-        self.config = _config(story.key, story.mode, story.deletes, story.order, merges=story.merges != "never")
+        self.config = _config(
+            story.key, story.mode, story.deletes, story.order, merges=story.merges != "never", late=story.late
+        )
         self.store.on_add = lambda snapshot: self.kept.update({snapshot.id: frozenset(self.offsets())})
 
     def play(self) -> None:
@@ -588,7 +592,7 @@ class Player:
         lacking = [np.array([n in part for _, _, _, part in changes]) for n in range(len(SCHEMA.names))]
         arrays = {
             KIND: pa.array([int(RowKind.DELETE if kind is None else kind) for kind, _, _, _ in changes], pa.int8()),
-            order_column(0): pa.array([order for _, _, order, _ in changes], pa.int64()),
+            order_column(0): pa.array([self.order_value(order) for _, _, order, _ in changes], pa.int64()),
             BAD: pa.array(bad, _BAD_TYPE),
             MOVED: pa.array([self.marks.get((order >> 8, order & 255)) for _, _, order, _ in changes], pa.string()),
         }
@@ -597,6 +601,10 @@ class Player:
         arrays |= {name: pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names}
         frame: Any = pa.table(arrays)
         return TableBatch(lambda: frame, {"offset": end}, None, changes=frame)
+
+    def order_value(self, place: int) -> int:
+        """:param place: of a change: its message's number, and its own number in it."""
+        return place
 
     def _drain(self) -> None:
         """A last process that nothing disturbs reads the source to its end."""
@@ -922,7 +930,9 @@ def _error(step: str) -> Exception:
 
 
 @cache
-def _config(key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges: bool) -> tuple[Config, ResolvedTable]:
+def _config(
+    key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges: bool, late: bool
+) -> tuple[Config, ResolvedTable]:
     table: dict[str, Any] = {
         "source": "/nowhere/t",
         "target": TARGET,
@@ -931,6 +941,7 @@ def _config(key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges
         "mode": mode,
         "deletes": deletes,
         "merge_small_files": merges,
+        "late": "drop" if late else "apply",
     }
     if order != "none":
         table["maintenance"] = {"rewrite": {order: ["region", "value"]}}
@@ -961,18 +972,19 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         patch.setattr(minor_compaction, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
         patch.setattr(copy_on_write, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
         patch.setattr(copy_on_write, "_LEAST", 1)
+        patch.setattr(deleted_keys, "_MOST_SMALL", 1)
         patch.setattr(copy_on_write, "_WORTH_A_TASK", 1)
         # else a file of some rows has a part for each of its bytes, nearly all without a row
         patch.setattr(copy_on_write, "_parts", lambda file, count: parts(file, min(count, 3)))
         yield
 
 
-def played(story: Story, folder: Path) -> None:
+def played(story: Story, folder: Path, player: "type[Player] | None" = None) -> None:
     """Play a story in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tiny_thresholds(story):
-        Player(story, folder).play()
+        (player or Player)(story, folder).play()
 
 
 def shrunk(story: Story, fails: Callable[[Story], bool]) -> Story:

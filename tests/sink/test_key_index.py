@@ -617,7 +617,7 @@ def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] 
     plan: Any = SimpleNamespace(section=SimpleNamespace(key=["id"], copies=False))
     folder = HadoopFolder(table, str(location), properties or {})
     engine: Any = SimpleNamespace(index_folder=lambda: folder, read_keys=functools.partial(read_keys, table))
-    return KeyIndex(table, plan, engine)
+    return KeyIndex(table, plan, engine, "rowdelta.test")
 
 
 @pytest.mark.versions

@@ -83,19 +83,26 @@ def test_ties_are_broken_by_the_offset(job: KafkaJob) -> None:
     assert customers(job) == {1: "second", 3: "again"}
 
 
-@pytest.mark.parametrize("missing", ["lsn", "ts_ms"])
-@pytest.mark.parametrize("value", [None, "x"])
-def test_a_change_without_an_order_value_is_a_dead_letter(job: KafkaJob, missing: str, value: Any) -> None:
-    lsn, ts_ms = (value, 1) if missing == "lsn" else (1, value)
+def test_null_comes_before_all_values_of_its_field(job: KafkaJob) -> None:
+    job.produce([event(2, None, 1, "first"), event(2, -5, 1, "last"), event(None, 9, 1, "before both")])
+    job.run()
+    assert customers(job) == {1: "last"}
+
+
+@pytest.mark.parametrize("missing", ["lsn", "ts_ms", "both"])
+def test_a_change_without_an_order_value_is_a_dead_letter(job: KafkaJob, missing: str) -> None:
+    """A value of another type isn't one, and neither is NULL in all of the fields."""
+    lsn, ts_ms = {"lsn": ("x", 1), "ts_ms": (1, "x"), "both": (None, None)}[missing]
     job.produce([event(1, 1, 1, "good"), event(lsn, ts_ms, 1, "bad"), event(lsn, ts_ms, 1, None)])
-    key, value_without = event(1, 1, 1, "also bad")
-    del value_without["source" if missing == "lsn" else "ts_ms"]
+    key, value_without = event(lsn, ts_ms, 1, "also bad")
+    if missing == "both":
+        del value_without["source"], value_without["ts_ms"]
     job.produce([(key, value_without)])
     job.run()
     assert customers(job) == {1: "good"}
     letters = to_arrow(job.spark.table(f"lake.{job.name}.dead_letters")).to_pylist()
     assert sorted(letter["offset"] for letter in letters) == [1, 2, 3]
-    name = "source.lsn" if missing == "lsn" else "ts_ms"
+    name = "ts_ms" if missing == "ts_ms" else "source.lsn"
     assert {letter["error_class"] for letter in letters} == {"missing_order"}
     assert all(f"order column {name} " in letter["reason"] for letter in letters)
 

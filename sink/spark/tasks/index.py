@@ -18,22 +18,23 @@ from sink.spark.tasks.worker import forget_archives, results, this_task
 INDEX_FILE = "_rowdelta_file"
 INDEX_POS = "_rowdelta_pos"
 _LOW = "_rowdelta_low"
+_ORDER = "_rowdelta_order_value"
 
 
 def index_entries(
     table: TableSpec,
     path_hashes: npt.NDArray[np.uint64],
     hash_keys: KeyHash,
-    base: int,
+    index: IndexSlice,
     batches: Iterable[pa.RecordBatch],
 ) -> Iterator[pa.RecordBatch]:
     """Entries of the key index for live rows.
 
     :param path_hashes: hashes of the paths of the data files that are read.
-    :param base: base of the low hashes.
-    :param batches: the key columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
-    :return: `_rowdelta_hash` (int64), `_LOW` (uint64), `INDEX_FILE` (the file's number, uint32) and `INDEX_POS`
-        (uint32).
+    :param index: the index to write to.
+    :param batches: the key columns, the index's order columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
+    :return: `_rowdelta_hash` (int64), `_LOW` (uint64), `INDEX_FILE` (the file's number, uint32), `INDEX_POS` (uint32),
+        and `_ORDER` (binary) if the index has order values.
     """
     order = np.argsort(path_hashes).astype(np.uint32)
     in_order = path_hashes[order]
@@ -45,10 +46,12 @@ def index_entries(
             raise ValueError("a row is of none of the files that are read")
         columns = {
             HASH: pa.array(hash_keys(keys).view(np.int64)),
-            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])), base)),
+            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])), index.base)),
             INDEX_FILE: pa.array(order[places]),
             INDEX_POS: batch.column(INDEX_POS).cast(pa.uint32()),
         }
+        if index.order is not None:
+            columns[_ORDER] = index.order.of_rows(batch)
         yield pa.RecordBatch.from_pydict(columns)
 
 
@@ -87,7 +90,8 @@ def build_index(
         if not batch.num_rows:  # all rows of a file are deleted
             continue
         high, low, file, pos = (batch.column(part).to_numpy() for part in (HASH, _LOW, INDEX_FILE, INDEX_POS))
-        pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=()))
+        order = batch.column(_ORDER) if index.order is not None else None
+        pending.append(Entries(high=high.view(np.uint64), low=low, file=file, pos=pos, files=(), order=order))
         if sum(len(part.high) for part in pending) >= RUN_ENTRIES:
             flush()
     if pending:

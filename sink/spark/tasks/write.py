@@ -133,7 +133,7 @@ def write_changes(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch
             if good.num_rows:
                 writer.write(good)
         result = writer.close()
-        for letters in result.completed.letters:
+        for letters in (*result.completed.letters, *result.late_letters):
             new = letters.filter(pc.not_equal(letters.field("error_class"), KEPT))
             if len(new):
                 reject(new)
@@ -152,6 +152,7 @@ def write_changes(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch
         truncates=truncates,
         left=result.moves.left,
         untold=result.moves.untold,
+        late=result.late,
         bad=dict(bad),
         undecoded=dict(undecoded),
         samples=samples,
@@ -227,6 +228,8 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         | {"completed": result.completed.rows},
         completed_from=[*result.completed.files, *result.moves.files],
         probe_seconds=found.probe_seconds,
+        deleted=[] if found.deleted_keys is None else [found.deleted_keys],
+        floor=found.floor.hex(),
     )
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
     return part, paths if file is None else [*paths, file]

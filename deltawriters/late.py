@@ -1,0 +1,94 @@
+"""Late changes: those whose order value is below what the table holds for their key.
+
+The key index tells the order value of each key's row, or of the delete of its last row. So a change is told to be late
+before anything is written, whatever came in earlier commits, and no data file is read. An equal order value isn't late:
+the change may be the same one once more.
+"""
+
+import time
+
+import numpy as np
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.rows import BAD, HASH, KIND, LATE_REASON, BadRecord, RowKind, order_column
+from deltawriters import tombstones
+from deltawriters.arrow_types import storage
+from deltawriters.keyindex import low_hash
+from deltawriters.partial import as_letters
+from deltawriters.resolve import IndexTask, key_columns
+from deltawriters.table import TableSpec
+
+
+class LateChanges:
+    """Tells a task's late changes, and writes down the keys that it deletes.
+
+    :param key: names of the key columns.
+    :param index: has order values.
+    :param keeps: the changes have their records, and late ones become dead letters.
+    """
+
+    def __init__(self, table: TableSpec, key: tuple[str, ...], index: IndexTask, *, keeps: bool = False) -> None:
+        assert index.slice.order is not None
+        self._table = table
+        self._key = list(key)
+        self._index = index
+        self.order = index.slice.order
+        self._keeps = keeps
+        self.count = 0
+        """How many changes were late, and are no letters."""
+        self.letters: list[pa.StructArray] = []
+        """Records of late changes, as `_rowdelta_bad` has them. Those of class `KEPT` are dead letters already."""
+
+    def without(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes that aren't late.
+
+        :param changes: changelog rows with the hashes of their keys.
+        :raises CorruptIndexError: a run of the index is damaged or missing.
+        """
+        slice_ = self._index.slice
+        high = changes.column(HASH).to_numpy().view(np.uint64)
+        keys = pa.Table.from_batches([changes.select(self._key)])
+        low = low_hash(key_columns(self._table, keys), slice_.base)
+        located = slice_.probe(high, low, self._index.first, self._index.last)
+        is_late = pc.less(self.order.of_changes(changes), located.latest)
+        if not pc.any(is_late).as_py():
+            return changes
+        late = changes.filter(is_late)
+        if self._keeps:  # a +U is beside a -U, of the same record
+            kept = late.filter(pc.not_equal(late.column(KIND), int(RowKind.UPDATE_BEFORE)))
+            reasons = pa.repeat(LATE_REASON, len(kept))
+            self.letters.append(as_letters(kept.column(BAD), reasons, BadRecord.LATE))
+            late = late.slice(len(kept))
+        self.count += len(late)
+        return changes.filter(pc.invert(is_late))
+
+    def write_deleted(
+        self, keys: pa.Table, orders: pa.BinaryArray, times: pa.Array, paths: list[str]
+    ) -> tuple[str, int]:
+        """Write a file of deleted keys (`deltawriters.tombstones`).
+
+        :param keys: the key columns, at least one row.
+        :param orders: the order values of the deletes.
+        :param times: when the keys were deleted (`deleted_at`).
+        :param paths: gets the file's path before it is written.
+        :return: its name and the number of keys.
+        """
+        columns = dict(zip(keys.column_names, key_columns(self._table, keys), strict=True))
+        rows = pa.table({**columns, tombstones.ORDER_VALUE: orders, tombstones.DELETED_AT: times})
+        folder, name = tombstones.folder_of(self._table.location), tombstones.name_of(rows, self._index.run_name)
+        paths.append(f"{folder}/{name}")
+        tombstones.write_tombstones(self._table.io, folder, name, self.order.spec, rows)
+        return name, len(rows)
+
+
+def deleted_at(orders: pa.Table) -> pa.Array:
+    """When keys were deleted (timestamp, UTC): by the first order column if it is a time, else now.
+
+    :param orders: the order columns of the deletes.
+    """
+    first, dtype = storage(orders.column(order_column(0))), pa.timestamp("us", "UTC")
+    now = pa.scalar(int(time.time() * 1_000_000), pa.int64()).cast(dtype)
+    if not pa.types.is_timestamp(first.type) and not pa.types.is_date(first.type):
+        return pa.repeat(now, len(first))
+    return pc.fill_null(first.cast(pa.timestamp("us")).cast(pa.int64()).cast(dtype), now)

@@ -1,0 +1,146 @@
+"""The order values of deleted keys: which files have them (`deltawriters.tombstones`), and how many there are.
+
+The files are in the table's folder. A commit stores their names together with its source position, so they go back
+with a rollback, and an index that is built again finds them. Each sink of a table reads those of all others.
+"""
+
+import json
+import logging
+import time
+from collections.abc import Collection, Iterable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import replace
+from typing import Any
+from uuid import uuid4
+
+import pyarrow as pa
+
+from deltawriters import tombstones
+from deltawriters.keyindex.versions import IndexVersion
+from deltawriters.scratch import Scratch
+from sink.table.table_plan import LateOrder
+from sink.targets.seam import Table
+
+log = logging.getLogger("rowdelta")
+
+_MOST_SMALL = 16
+"""So many small files are left as they are. One more, and they become one."""
+_LARGE = 1_000_000
+"""A file with more keys isn't small."""
+
+STORED = "deleted"
+"""What a commit stores of it, by this name, beside the name of the key index's version."""
+
+
+class DeletedKeys:
+    """What is known of a table's deleted keys.
+
+    :param key: names of the key columns.
+    :param prefix: of the sink's properties in the table.
+    """
+
+    def __init__(self, table: Table, key: Sequence[str], late: LateOrder, prefix: str) -> None:
+        self._table = table
+        self._key = key
+        self._spec = late.columns.spec
+        self._late = late
+        self._prefix = prefix
+
+    @property
+    def _folder(self) -> str:
+        return tombstones.folder_of(self._table.spec.location)
+
+    @property
+    def horizon(self) -> int:
+        """Deletes before this time, in seconds since 1970, say nothing any more."""
+        return int(time.time()) - self._late.tombstone_seconds
+
+    @property
+    def _others(self) -> list[Mapping[str, Any]]:
+        """What other sinks have stored."""
+        positions = self._table.stored("position").items()
+        indexes = (json.loads(text).get("index") or {} for prefix, text in positions if prefix != self._prefix)
+        return [index[STORED] for index in indexes if STORED in index]
+
+    @property
+    def files_of_others(self) -> set[str]:
+        """The names of other sinks' files."""
+        return {name for told in self._others for name, _ in told["files"]}
+
+    def floor(self, version: IndexVersion) -> bytes:
+        """The order value of the source's last TRUNCATE, whichever sink has applied it."""
+        others = [told["floor"] for told in self._others if told["order"] == self._spec]
+        return max(map(bytes.fromhex, (version.floor, *others)))
+
+    def told(self, version: IndexVersion) -> Mapping[str, Any]:
+        """What a commit stores of a version."""
+        return {STORED: {"order": self._spec, "floor": version.floor, "files": version.deleted}}
+
+    def restored(self, version: IndexVersion, stored: Mapping[str, Any]) -> IndexVersion:
+        """A version with what the table's position has of its last one.
+
+        :param stored: what was stored of the index.
+        """
+        told = stored.get(STORED)
+        if told is None:
+            return version
+        floor = told["floor"] if told["order"] == self._spec else ""
+        return replace(version, floor=floor, deleted=tuple((name, rows) for name, rows in told["files"]))
+
+    def read(self, names: Iterable[str]) -> list[pa.Table]:
+        """The rows of files that have one which still says something. Those of another key or order are left out."""
+        found = []
+        for name in sorted(names):
+            if tombstones.last_delete(name) < self.horizon:
+                continue
+            try:
+                rows = tombstones.read_tombstones(self._table.spec.io, self._folder, name, self._spec, self._key)
+            except FileNotFoundError:
+                log.warning(
+                    "%s: %s/%s is gone, and with it the order of keys that were deleted: a late change may bring their "
+                    "rows back. Leave this folder to rowdelta",
+                    self._table.name,
+                    self._folder,
+                    name,
+                )
+                continue
+            found += [] if rows is None else [rows]
+        return found
+
+    def followed_by(self, version: IndexVersion, new: Collection[tuple[str, int]], scratch: Scratch) -> IndexVersion:
+        """A version with more files, or with one in the place of many small ones.
+
+        :param scratch: gets the file that is written.
+        """
+        horizon = self.horizon
+        files = [(name, rows) for name, rows in version.deleted if tombstones.last_delete(name) >= horizon]
+        merged = tuple(name for name in version.merged if tombstones.last_delete(name) >= horizon)
+        small = [name for name, rows in files if rows <= _LARGE]
+        if len(small) > _MOST_SMALL and (parts := self.read(small)):
+            rows = tombstones.since(parts, horizon)
+            name = tombstones.name_of(rows, uuid4().hex)
+            scratch.add(f"{self._folder}/{name}")
+            tombstones.write_tombstones(self._table.spec.io, self._folder, name, self._spec, rows)
+            files = [*((old, count) for old, count in files if old not in small), (name, len(rows))]
+            merged += tuple(small)
+        files += new
+        return replace(version, deleted=tuple(files), merged=merged)
+
+    def delete_unneeded(self, old: IndexVersion, new: IndexVersion) -> None:
+        """Delete the files that a version no longer has, since their time is over."""
+        for name in _names(old) - _names(new):
+            with suppress(OSError):  # it costs nobody anything but its place
+                self._table.spec.io.delete(f"{self._folder}/{name}")
+
+
+def emptied(version: IndexVersion, floor: str) -> IndexVersion:
+    """The version after a TRUNCATE of the source.
+
+    :param floor: its order value.
+    """
+    merged = (*version.merged, *(name for name, _ in version.deleted))
+    return IndexVersion(version.encoding, version.sequence, floor=floor, merged=merged, others=version.others)
+
+
+def _names(version: IndexVersion) -> set[str]:
+    return {*version.merged, *(name for name, _ in version.deleted)}

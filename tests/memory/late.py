@@ -1,0 +1,131 @@
+"""Stories in which changes come late, or twice, and the sink drops those that are late.
+
+The order value of a change is the number of its operation, and the column `value` has it. What must be in the table is
+told by a rule of a few lines (`LatePlayer._applied`): the oracle of `late: drop`.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+
+from changelog.rows import RowKind
+from tests.memory.stories import REGIONS, Content, Key, Message, Player, Row, Story, _key_of
+from tests.memory.table import Snapshot
+
+_VERBS = {"set", "delete", "change key", "repeat", "truncate"}
+
+
+def late_story(seed: int) -> Story:
+    """A story of changes with all values. Others delete no rows: whether a late change may bring these back depends on
+    whether the index was built again.
+    """
+    story, random = replace(Story.random(seed), mode="upsert", late=True), Random(seed)
+    operations = tuple(
+        operation if operation.verb in _VERBS else replace(operation, verb=random.choice(("set", "delete")))
+        for operation in story.operations
+    )
+    processes = tuple(
+        replace(
+            process,
+            happenings=tuple((step, what) for step, what in process.happenings if what not in _LEFT_OUT),
+            then=tuple(what for what in process.then if what not in _LEFT_OUT),
+        )
+        for process in story.processes
+    )
+    return replace(story, operations=operations, processes=processes)
+
+
+_LEFT_OUT = {"delete", "delete in place"}
+
+
+class LatePlayer(Player):
+    """Plays a story of late changes."""
+
+    def __init__(self, story: Story, folder: Path) -> None:
+        super().__init__(story, folder)
+        self.messages, self.orders = _delayed(story)
+        self.marks = {}
+        self.deleted: dict[int | None, dict[Key, int]] = {None: {}}
+        """The order values of deleted keys, and of the last TRUNCATE (by the empty key), at each snapshot."""
+
+    def order_value(self, place: int) -> int:
+        return self.orders[place >> 8]
+
+    def _check_no_orphans(self) -> None:
+        """A file of deleted keys is one that some commit names."""
+        indexes = [snapshot.sink["index"]["deleted"] for snapshot in self.store.snapshots.values() if snapshot.sink]
+        named = {name for told in indexes for name, _ in told["files"]}
+        found = {path: path.rpartition("/")[2] for path in self.store.contents if "/_rowdelta/" in path}
+        assert set(found.values()) <= named
+        for path in found:
+            del self.store.contents[path]
+        super()._check_no_orphans()
+
+    def check(self) -> None:
+        self._snapshots = iter(self.store.snapshots.values())
+        super().check()
+
+    def content(self, snapshot: Snapshot) -> Content:
+        self.deleted.setdefault(snapshot.id, self.deleted[snapshot.parent])
+        return super().content(snapshot)
+
+    def _applied(
+        self, content: Content, start: int, end: int, refused: Collection[int], *, came_late: bool = False
+    ) -> Content:
+        """A change counts if the table has no later row of its key, and the key wasn't deleted later."""
+        snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
+        while int(snapshot.sink["position"]["offset"]) != end:
+            snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
+        deleted = dict(self.deleted[snapshot.parent])
+        rows = Counter(content)
+        for message, order in zip(self.messages[start:end], self.orders[start:end], strict=True):
+            if message.truncates:
+                rows, deleted = Counter(), {(): order}
+                continue
+            for key, row in message.rows.items():
+                found = [there for there in rows.elements() if self.key_of(there) == key]
+                if order < max([deleted.get((), -100), deleted.get(key, -100), *(there[3] for there in found)]):
+                    continue
+                for there in found:
+                    rows[there] -= 1
+                if row is None:
+                    deleted[key] = order
+                else:
+                    rows[row] += 1
+        self.deleted[snapshot.id] = deleted
+        return +rows
+
+
+def _delayed(story: Story) -> tuple[list[Message], list[int]]:
+    """The source's messages as they come, with their order values. Some come late, some come again. A TRUNCATE comes
+    before all that follows it.
+    """
+    random, live = Random(story.seed), dict[int, Row]()
+    key_of = _key_of(story)
+    said: list[tuple[float, int, Message]] = []
+    for number, operation in enumerate(story.operations):
+        key, other = operation.key, operation.other
+        new: Row = (key, f"b{key}", REGIONS[operation.value % 3], number)
+        message = Message((), {})
+        if operation.verb == "truncate":
+            live.clear()
+            said.append((number, number, Message((), {}, truncates=True)))
+        elif operation.verb == "delete":
+            gone = live.pop(key, new)
+            message = Message(((RowKind.DELETE, gone),), {key_of(gone): None})
+        elif operation.verb == "change key" and key in live and key != other:
+            old, new = live.pop(key), (other, f"b{other}", REGIONS[operation.value % 3], number)
+            live[other] = new
+            changes = ((RowKind.UPDATE_BEFORE, old), (RowKind.UPDATE_AFTER, new))
+            message = Message(changes, {key_of(old): None, key_of(new): new})
+        elif operation.verb != "repeat":
+            live[key] = new
+            message = Message(((RowKind.UPDATE_AFTER, new),), {key_of(new): new})
+        elif said and not (last := random.choice(said))[2].truncates:
+            said.append((number, last[1], last[2]))
+        if message.changes:
+            said.append((number + random.choice((0, 0, 0, random.uniform(0, 12))), number, message))
+    said.sort(key=lambda found: found[0])
+    return [message for _, _, message in said], [order for _, order, _ in said]

@@ -1,0 +1,197 @@
+"""Late changes are dropped: the order value of what the table holds, or held last, decides, in each format."""
+
+import itertools
+import json
+import os
+import shutil
+import time
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow.parquet as pq
+import pytest
+from confluent_kafka.admin import AdminClient
+from confluent_kafka.cimpl import NewPartitions
+from pyspark.sql import SparkSession
+
+from changelog.rows import LATE_REASON
+from tests.delta.harness import DeltaJob
+from tests.sink.harness import Job, crashing
+from tests.sink.test_kafka import KafkaJob
+from tests.stack.kafka import Kafka
+
+pytestmark = pytest.mark.spark
+
+COLUMNS = {"id": "bigint", "region": "string"}
+FORMATS = [
+    pytest.param(Job, {"format-version": "2"}, "position", id="v2"),
+    pytest.param(Job, {"format-version": "3"}, "position", id="v3"),
+    pytest.param(Job, {"format-version": "3"}, "copy-on-write", id="v3-copy-on-write"),
+    pytest.param(DeltaJob, {}, "position", id="delta"),
+]
+
+
+def a_job(spark: SparkSession, folder: Path, kind: type[Job], properties: Mapping[str, str], deletes: Any) -> Job:
+    return kind(spark, folder, columns=COLUMNS, properties=properties, deletes=deletes, table={"late": "drop"})
+
+
+def change(op: str, order: int, number: int, region: str | None = None) -> dict[str, Any]:
+    return {"row_kind": op, "seq": order, "id": number, "region": region}
+
+
+def regions(job: Job) -> dict[int, str]:
+    return {row["id"]: row["region"] for row in job.rows()}
+
+
+@pytest.mark.parametrize(("kind", "properties", "deletes"), FORMATS)
+def test_late_changes_are_dropped(
+    spark: SparkSession, tmp_path: Path, kind: type[Job], properties: Mapping[str, str], deletes: Any
+) -> None:
+    job = a_job(spark, tmp_path, kind, properties, deletes)
+    job.write_records([change("+I", 10, 1, "new"), change("+I", 10, 2, "new"), change("+I", 10, 3, "new")])
+    job.write_records([change("+U", 9, 1, "late"), change("-D", 9, 2), change("-D", 11, 3)])
+    job.write_records([change("+U", 10, 1, "same"), change("+I", 10, 3, "late"), change("+I", 4, 4, "first")])
+    job.run()
+    assert regions(job) == {1: "same", 2: "new", 4: "first"}
+    assert {row["id"]: row["_order"] for row in job.rows()} == {1: 10, 2: 10, 4: 4}
+
+    shutil.rmtree(job.index_folder)  # and the position says where the deleted keys are
+    job.write_records([change("+I", 10, 3, "late"), change("+U", 9, 1, "late"), change("+U", 5, 4, "newer")])
+    job.run()
+    assert regions(job) == {1: "same", 2: "new", 4: "newer"}
+    job.write_records([change("+I", 12, 3, "again")])
+    job.run()
+    assert regions(job) == {1: "same", 2: "new", 3: "again", 4: "newer"}
+
+
+@pytest.mark.parametrize("fault", ["before the commit", "after the commit"])
+def test_late_changes_become_dead_letters_once(spark: SparkSession, tmp_path: Path, fault: Any) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.table = {"late": "dead-letter"}
+    job.write_records([change("+I", 10, 1, "new"), change("+I", 10, 2, "new")])
+    job.run()
+    job.write_records([change("+U", 9, 1, "late"), change("-D", 11, 2), change("+I", 3, 3, "first")])
+    with crashing(fault), pytest.raises(Exception, match="crash"):
+        job.run()
+    job.write_records([change("+I", 10, 2, "late"), change("+U", 4, 3, "newer")])
+    job.run()
+    assert regions(job) == {1: "new", 3: "newer"}
+    letters = job.spark.table(job.dead_letters).collect()
+    found = sorted((letter["error_class"], json.loads(letter["value"])["seq"], letter["reason"]) for letter in letters)
+    assert found == [("late", 9, LATE_REASON), ("late", 10, LATE_REASON)]
+
+
+def test_a_second_source_of_the_same_keys(spark: SparkSession, tmp_path: Path) -> None:
+    """A backfill writes beside the stream, and knows what the stream has deleted, and the other way round."""
+    stream = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    backfill = replace(stream, folder=tmp_path / "backfill", sink_id="other", checkpoint=Path())
+    stream.write_records([change("+I", 5, 1, "stream"), change("+I", 5, 2, "stream"), change("-D", 6, 3)])
+    stream.run()
+    backfill.write_records([change("+I", n, n, "backfill") for n in range(1, 8)])
+    backfill.run()
+    expected = {1: "stream", 2: "stream", 4: "backfill", 5: "backfill", 6: "backfill", 7: "backfill"}
+    assert regions(stream) == expected  # 3 was deleted after its row of the backfill
+    backfill.write_records([change("-D", 9, 2), change("-D", 4, 1), change("-D", 9, 7)])
+    backfill.run()
+    stream.write_records([change("+U", 8, 2, "late"), change("+U", 8, 7, "late"), change("+U", 8, 4, "stream")])
+    stream.run()
+    assert regions(stream) == {1: "stream", 4: "stream", 5: "backfill", 6: "backfill"}
+    shutil.rmtree(stream.index_folder)
+    stream.write_records([change("+I", 8, 2, "late"), change("+U", 8, 7, "late"), change("+U", 5, 3, "late")])
+    stream.run()
+    assert regions(stream) == {1: "stream", 4: "stream", 5: "backfill", 6: "backfill"}
+
+
+@pytest.mark.parametrize("kind", [Job, DeltaJob])
+def test_orphans_are_removed_and_deleted_keys_stay(spark: SparkSession, tmp_path: Path, kind: type[Job]) -> None:
+    job = a_job(spark, tmp_path, kind, {"format-version": "3"} if kind is Job else {}, "position")
+    job.write_records([change("+I", 1, 1, "a"), change("+I", 1, 2, "b")])
+    job.write_records([change("-D", 5, 1)])
+    job.run()
+    orphan = job.table_folder / ("x.parquet" if isinstance(job, DeltaJob) else "data/x.parquet")
+    orphan.write_bytes(b"")
+    long_ago = time.time() - 9 * 24 * 3600
+    for path in job.table_folder.rglob("*"):
+        os.utime(path, (long_ago, long_ago))
+    if isinstance(job, DeltaJob):
+        job.sql("VACUUM {t}")
+    else:
+        job.call("remove_orphan_files")
+    assert not orphan.exists()
+    (file,) = (job.table_folder / "_rowdelta" / "deleted").glob("*.parquet")
+    assert pq.read_table(file).column("id").to_pylist() == [1]
+    shutil.rmtree(job.index_folder)
+    job.write_records([change("+I", 4, 1, "late"), change("+I", 2, 2, "newer")])
+    job.run()
+    assert regions(job) == {2: "newer"}
+
+
+def test_a_delete_is_forgotten_after_its_time(spark: SparkSession, tmp_path: Path) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.table = {"late": "drop", "tombstones": "1 second"}
+    job.write_records([change("+I", 1, 1, "a"), change("-D", 5, 1), change("+I", 5, 2, "stays")])
+    job.run()
+    time.sleep(2)
+    job.write_records([change("+I", 4, 1, "counts as new"), change("+U", 4, 2, "late")])
+    job.run()
+    assert regions(job) == {1: "counts as new", 2: "stays"}
+
+
+def test_a_table_gets_the_column_and_all_changes_are_later_than_its_rows(spark: SparkSession, tmp_path: Path) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.table = {}
+    job.write_records([change("+I", 10, 1, "before"), change("+I", 10, 2, "before")])
+    job.run()
+    job.table = {"late": "drop"}
+    job.write_records([change("+U", 3, 1, "new")])
+    job.run()
+    job.write_records([change("+U", 2, 1, "late")])
+    job.run()
+    assert {row["id"]: (row["region"], row["_order"]) for row in job.rows()} == {1: ("new", 3), 2: ("before", None)}
+
+
+@pytest.fixture
+def topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> KafkaJob:
+    tables = {"orders": {"id": "bigint", "customer": "string"}}
+    return KafkaJob(spark, tmp_path, kafka.bootstrap_servers, tables=tables)
+
+
+def event(source: Mapping[str, Any], ts_ms: int, number: int, customer: str | None) -> tuple[Any, Any]:
+    """Debezium's message of an update, or of a delete if there is no customer."""
+    row = {"id": number, "customer": customer}
+    images = {"before": row, "after": None, "op": "d"} if customer is None else {"after": row, "op": "u"}
+    return {"id": number}, {**images, "source": dict(source), "ts_ms": ts_ms}
+
+
+@pytest.mark.kafka
+def test_partitions_are_added_and_keys_move(topic: KafkaJob, kafka: Kafka) -> None:
+    """The old partition's messages of a key come after the new one's."""
+    topic.table = {"order_by": ["source.lsn"], "late": "drop"}
+    kafka.create_topic(topic.topic())
+    topic.produce([event({"lsn": n}, 0, n, "first") for n in range(1, 5)])
+    topic.run()
+    admin = AdminClient({"bootstrap.servers": kafka.bootstrap_servers})
+    admin.create_partitions([NewPartitions(topic.topic(), 2)])[topic.topic()].result(30)
+    topic.produce([event({"lsn": 21}, 0, 1, "newest"), event({"lsn": 22}, 0, 2, None)], partition=1)
+    topic.run()
+    topic.produce([event({"lsn": 11}, 0, 1, "late"), event({"lsn": 12}, 0, 2, "late"), event({"lsn": 13}, 0, 3, "new")])
+    topic.run()
+    assert {row["id"]: row["customer"] for row in topic.rows()} == {1: "newest", 3: "new", 4: "first"}
+
+
+@pytest.mark.kafka
+def test_fields_of_the_message_and_of_the_record_in_both_directions(topic: KafkaJob, kafka: Kafka) -> None:
+    topic.table = {"order_by": ["source.file string", "source.rank desc", "_ts", "_offset"], "late": "drop"}
+    kafka.create_topic(topic.topic())
+    places = [("b.1", 7, 100), ("b.1", 6, 50), ("b.1", 6, 60), ("b.2", None, 0), ("b.2", 9, 0), ("b.2", -1, 0)]
+    messages = [event({"file": f, "rank": r}, ts, 1, f"{f} {r} {ts}") for f, r, ts in places]
+    for first, second in itertools.pairwise(messages):
+        topic.produce([second])
+        topic.run()
+        topic.produce([first])
+        topic.run()
+        (row,) = topic.rows()
+        assert row["customer"] == second[1]["after"]["customer"]
+    assert (row["_order"], row["_order_2"], row["_order_3"].timestamp()) == ("b.2", -1, 0)
