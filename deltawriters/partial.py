@@ -194,7 +194,10 @@ def complete(kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTa
 def _standing(kept: Sequence[pa.RecordBatch], whole: WholeChanges) -> tuple[Partials, Ints, LastChanges]:
     """Find out what partial rows build on. What a TRUNCATE made void is left out.
 
-    :return: the partial rows that no whole change of their key comes after, and the numbers of their keys in the third.
+    :return: three results:
+        - the partial rows that no whole change of their key comes after, by key;
+        - for each of these keys, its number in `LastChanges`;
+        - the last whole changes of all keys.
     """
     partial, records = Partials.without_records(kept)
     partial = whole.since_truncate(partial)

@@ -111,15 +111,19 @@ class KeyMap:
     def filter(self, stays: npt.NDArray[np.bool_]) -> "KeyMap":
         """The keys where `stays` is true."""
         mask = pa.array(stays)
-        tables = {name: v.filter(mask).combine_chunks() for name, v in vars(self).items() if isinstance(v, pa.Table)}
-        arrays = {name: v[stays] for name, v in vars(self).items() if isinstance(v, np.ndarray)}
-        return replace(self, **tables, **arrays)
+
+        def filtered(values: Any) -> Any:
+            if values is None:
+                return None
+            return values[stays] if isinstance(values, np.ndarray) else values.filter(mask).combine_chunks()
+
+        return KeyMap(**{name: filtered(values) for name, values in vars(self).items()})
 
 
 @dataclass(frozen=True)
 class LastChanges:
     """What comes before n rows that were kept apart. Whole changes are numbered: first those of the map, then
-    those of the buffer.
+    those of the buffer. The numbers are right only until the next `add`, `flush` or `keep_buffered`.
 
     :param of: the number of each row's key.
     :param rank: orders the rows.

@@ -129,6 +129,37 @@ def own_format(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pyte
     return name
 
 
+@pytest.fixture
+def other_format(own_format: str, tmp_path: Path) -> Path:
+    """The installed package's module, for other code. `own_format` finds it."""
+    (module,) = tmp_path.glob("*/[!_]*.py")
+    return module
+
+
+@pytest.mark.parametrize("own_format", ["(Format)"], indirect=True)
+def test_a_class_that_calls_the_constructor_of_its_base(own_format: str, other_format: Path) -> None:
+    code = other_format.read_text(encoding="utf-8").replace("Lines(Format)", "Lines(Base)")
+    code = code.replace("class Lines", "class Base:\n    pass\n\n\nclass Lines")
+    code = re.sub(r"(def __init__.*\n)", r"\1        super().__init__()\n", code)
+    other_format.write_text(code, encoding="utf-8")
+    decodes_ada(own_format)
+
+
+@pytest.mark.parametrize("own_format", ["(Format)", ""], indirect=True)
+@pytest.mark.parametrize("made", ["def Lines(spec):\n    return Made(spec)", "Lines = Made.make"])
+def test_a_function_that_makes_a_format(own_format: str, other_format: Path, made: str) -> None:
+    code = other_format.read_text(encoding="utf-8").replace("class Lines", "class Made")
+    make = "    @classmethod\n    def make(cls, spec):\n        return cls(spec)\n"
+    other_format.write_text(f"{code}\n{make}\n{made}\n", encoding="utf-8")
+    decodes_ada(own_format)
+
+
+def decodes_ada(name: str) -> None:
+    assert not deletes_carry_row(configured(name))
+    (row,) = decode(name, fuzz.records([b"+;7;Ada;10.50"]), spec(ORDERS))
+    assert (row.error, row.row) == (None, ADA)
+
+
 def configured(name: str, **options: str) -> Config:
     table = {"source": "orders", "target": "lake.shop.orders", "key": ["id"], "columns": ORDERS}
     kafka = {"kafka.bootstrap.servers": "localhost:9092"}

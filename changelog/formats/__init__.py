@@ -7,8 +7,10 @@ derived from `changelog.changes.Format`:
     my-format = "my_package.my_format:MyFormat"
 """
 
+from functools import partial
 from importlib import import_module
 from importlib.metadata import entry_points
+from typing import Any, cast
 
 from changelog.changes import Format
 
@@ -32,7 +34,7 @@ def names() -> list[str]:
 
 
 def find(name: str) -> type[Format]:
-    """The format's class.
+    """The format's class, or what makes the format like one.
 
     :raises KeyError: there is no such format.
     """
@@ -42,7 +44,9 @@ def find(name: str) -> type[Format]:
         return found
     for entry in entry_points(group=GROUP):
         if entry.name == name:
-            loaded: type[Format] = entry.load()
-            # a class that isn't derived from it gets what it doesn't say
-            return loaded if issubclass(loaded, Format) else type(loaded.__name__, (loaded, Format), {})
+            loaded = entry.load()
+            # any class will do, or a function that makes the format: what it doesn't say is as in `Format`
+            made: Any = partial(loaded)
+            vars(made).update({n: getattr(loaded, n, default) for n, default in vars(Format).items() if n.isupper()})
+            return cast("type[Format]", made)
     raise KeyError(name)

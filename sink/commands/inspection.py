@@ -213,9 +213,10 @@ def _upkeep(section: TableSection, table: Table, settings: MaintenanceSection, n
 
 
 def _shown_deletes(found: UpkeepFacts) -> str:
-    if found.deleted_rows > found.rows:
-        return f"{found.deleted_rows:,} deletes by position, some of rows that are gone"
-    return f"at most {found.deleted_rows / max(1, found.rows):.1%} of their rows are deleted"
+    deleted = found.count_deleted()
+    if deleted > found.rows:
+        return f"{deleted:,} deletes by position, some of rows that are gone"
+    return f"at most {deleted / max(1, found.rows):.1%} of their rows are deleted"
 
 
 def _budget(config: Config, section: TableSection, table: Table, settings: MaintenanceSection) -> Iterator[str]:

@@ -98,6 +98,10 @@ class SmallFiles:
     def are_due(self) -> bool:
         return _are_enough(self._commits, self._files)
 
+    def start_over(self) -> None:
+        """Call this when what was chosen is being merged: only later commits count."""
+        self._commits = self._files = 0
+
     def choose(self, but: Collection[str]) -> Chosen | None:
         """Choose the small files to merge. None if there aren't enough of them, or nothing tells now.
 
@@ -107,7 +111,7 @@ class SmallFiles:
         try:
             found = opened.table.upkeep().merge_candidates(opened.prefix, _are_enough)
         except TemporaryError as error:
-            log.warning("%s: small files not merged, tried again later: %s", opened.name, error)
+            log.warning("%s: small files not merged, tried again later: %s", opened.name, str(error).split("\n", 1)[0])
             return None
         self._commits, self._files = found.commits, found.files
         if not self.are_due():
@@ -116,7 +120,6 @@ class SmallFiles:
         by_partition = [chosen for files in staying if (chosen := _chosen(files))]
         if not by_partition:
             return None  # the next commit makes it look again
-        self._commits = self._files = 0
         size = opened.spec.target_file_size
         if opened.plan.order is not None:
             size = max(size, _SORTED_TOGETHER)

@@ -130,7 +130,9 @@ class Rewriting:
         self.moving: frozenset[str] = frozenset()
         """Paths of the files that are being rewritten beside the stream."""
         self._suspected: dict[str, float] = {}
-        """When the key index missed rows of files. An index that was built since and misses them too isn't to blame."""
+        """When the key index missed rows of files that were rewritten beside the stream, whose thread alone uses this.
+        An index that was built since and misses them too isn't to blame.
+        """
 
     def begin(self, choose: Callable[[], Chosen | None]) -> RunningRewrite | None:
         """Choose files, and hold the state from which their rows are moved. Call this between micro-batches. The index
@@ -185,6 +187,15 @@ class Rewriting:
     def end(self, begun: RunningRewrite, *, written: bool = True) -> RewriteDone | None:
         """Commit the new files, or give them up if others have changed the old ones. Call this between micro-batches.
 
+        What becomes of an error, and of the new files. It is known if it says that nothing was committed:
+
+            sent?   known?   beside?   error         new files
+            no      any      yes       raised        deleted
+            no      any      no        logged        deleted
+            yes     yes      any       raised        deleted
+            yes     no       any       raised        kept, since the table may have them
+            any     (lost index)       index built   deleted
+
         :param written: whether there is anything to commit.
         :return: what was done. None if nothing was.
         :raises RowdeltaError: see `Table.commit`.
@@ -220,18 +231,24 @@ class Rewriting:
         self._observer(done or RewriteDone(self._table.name, begun.chosen.kind))
 
     def _note_failure(self, begun: RunningRewrite, error: Exception) -> None:
-        now, failure = time.monotonic(), failure_of(error)
-        chosen, paths = begun.chosen, begun.paths
-        self._suspected = {path: at for path, at in self._suspected.items() if at > now - _SUSPECTED_SECONDS}
-        # of a rewrite, several groups come again one by one
-        is_certain = not chosen.is_beside or (len(begun.groups) == 1 and paths.isdisjoint(self._suspected))
-        if failure is not None and failure.kind == "corrupt index" and is_certain:
+        failure = failure_of(error)
+        if failure is not None and failure.kind == "corrupt index" and self._blames_index(begun):
             begun.index_lost = failure.message
-            self._suspected |= dict.fromkeys(paths, now)
             return
-        chosen.set_aside()
+        begun.chosen.set_aside()
         known = isinstance(error, JOB_ERRORS)
         self._log_failure(begun, message_of(job_error(self._table.name, error) if known else error))
+
+    def _blames_index(self, begun: RunningRewrite) -> bool:
+        """Whether the index is at fault if it misses rows, not the files."""
+        if not begun.chosen.is_beside:
+            return True  # the stream's thread must not touch what rewrites suspect
+        now, paths = time.monotonic(), begun.paths
+        self._suspected = {path: at for path, at in self._suspected.items() if at > now - _SUSPECTED_SECONDS}
+        if len(begun.groups) > 1 or not paths.isdisjoint(self._suspected):
+            return False  # several groups come again one by one
+        self._suspected |= dict.fromkeys(paths, now)
+        return True
 
     def _committed(self, begun: RunningRewrite, key_index: KeyIndex | None) -> RewriteDone | None:
         """Commit the new files. None if the rewrite gave way."""

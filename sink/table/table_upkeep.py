@@ -74,6 +74,7 @@ class TableUpkeep:
         if opened.key_index is not None and opened.plan.section.merge_small_files and self._small_files.are_due():
             begun = self._rewriting.begin(lambda: self._small_files.choose(self._rewriting.moving))
             if begun is not None:
+                self._small_files.start_over()
                 self.end_rewrite(begun, written=self._rewriting.write(begun))
         opened.table.upkeep().tend()
 

@@ -169,8 +169,12 @@ class Table(TableView, Protocol):
         """Why the key index must not be at a location. None if it may."""
 
     def changes_since(self, base: int | None, included: "set[int]") -> TableChanges | None:
-        """What others changed between a snapshot and the current one: without `included`, which are snapshots after
-        `base`. None if the history doesn't lead (any more) from `base` over these to here.
+        """What others changed between a snapshot and the current one.
+
+        :param base: the snapshot. None: before the table's first one.
+        :param included: snapshots after `base` whose changes aren't others'. They are left out.
+        :return: None if the history doesn't lead (any more) from `base` over all of `included` to here. The caller then
+            reads the whole table.
         """
 
     def live_files(self) -> Iterator[LiveFile]:
@@ -264,8 +268,12 @@ class Upkeep(Protocol):
     def merge_deletes(
         self, paths: Collection[str], data_files: Collection[str], files: Sequence[str]
     ) -> MergedDeletes | None:
-        """For a commit that merges position delete files, which applied to `data_files`, into `files`. None if one of
-        the old files applies to none of these any more, or to others (a rollback may have brought them back).
+        """What a commit replaces that merges position delete files.
+
+        :param paths: of the old delete files. When they were read, they applied to `data_files`.
+        :param files: the new delete files, as in `ChangeSet`.
+        :return: None, and they must stay, if one of the old files applies to none of `data_files` any more, or to
+            others (a rollback may have brought them back). Also None if the format has no such files.
         """
         return None
 

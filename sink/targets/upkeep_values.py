@@ -1,6 +1,6 @@
 """What only a table's maintenance exchanges with it: plain values."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -18,9 +18,9 @@ class UpkeepFacts:
     :param data_files: live data files.
     :param size_in_bytes: of them together.
     :param rows: in them, live or not.
-    :param deleted_rows: how many of these are deleted by position. In Iceberg's version 2, positions in data files that
-        are gone count too until their delete files go, unless these are more than half of the rows, and known to apply
-        to nothing.
+    :param count_deleted: tells how many of these are deleted by position, which may take long. In Iceberg's version 2,
+        positions in data files that are gone count too until their delete files go, unless these are more than half of
+        the rows, and known to apply to nothing.
     :param equality_deletes: keys that are deleted by value.
     :param snapshots: when each snapshot was made that is still there, in milliseconds since 1970, the oldest first.
         Empty if the format looks after them by itself.
@@ -31,7 +31,7 @@ class UpkeepFacts:
     data_files: int
     size_in_bytes: int
     rows: int
-    deleted_rows: int
+    count_deleted: Callable[[], int]
     equality_deletes: int = 0
     snapshots: Sequence[int] = ()
     rewritten_at: int | None = None

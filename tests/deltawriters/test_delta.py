@@ -3,6 +3,7 @@
 import itertools
 import pickle
 import tempfile
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -470,3 +471,14 @@ def test_the_table_equals_the_source(
             live = {(row["id"], row["shop"]): row for row in lake.rows()}
             assert len(live) == len(lake.rows()), "two live rows of one key"
             assert live == source.rows
+
+
+def test_a_key_map_filters_every_field() -> None:
+    """One of another type than those that it has must not stay as it is in silence."""
+    table, numbers = pa.table({"id": [1, 2]}), np.arange(2)
+    known: Any = whole_changes.KeyMap(table, None, numbers.astype(np.int8), numbers, numbers, table, numbers)
+    rest = known.filter(np.array([False, True]))
+    assert (rest.keys, rest.last_order, rest.first, rest.content) == (table.slice(1), None, table.slice(1), None)
+    assert [list(field) for field in (rest.last_kinds, rest.file, rest.pos, rest.hash)] == [[1]] * 4
+    with pytest.raises(AttributeError):
+        replace(known, content=[1, 2]).filter(np.array([False, True]))

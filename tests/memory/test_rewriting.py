@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from random import Random
@@ -12,9 +13,11 @@ import pytest
 
 from deltawriters.keyindex import RunInfo
 from deltawriters.keyindex import runs as index_runs
+from sink.errors import TemporaryError
 from sink.table import keyindex
+from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
-from sink.table.rewriting import RunningRewrite
+from sink.table.rewriting import Chosen, RunningRewrite
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
 from tests.memory.table import MemoryCommitter, MemoryUpkeep
@@ -111,6 +114,60 @@ def test_files_in_which_each_index_misses_rows_are_left_alone(
     assert sink.upkeep.begin_rewrite(ALL_FILES) is None
     player._drain()
     player.check()
+
+
+def test_a_minor_compaction_suspects_no_file(player: Player, sink: TableSink, caplog: pytest.LogCaptureFixture) -> None:
+    """It runs in the stream's thread. What rewrites suspect is known to theirs alone."""
+    upkeep = sink.upkeep
+
+    def small_files() -> Chosen:
+        chosen = upkeep._dear_files.choose(ALL_FILES, None, None, ())
+        assert chosen is not None
+        return replace(chosen, kind="minor compaction")
+
+    damage_index(player)
+    begun = upkeep._rewriting.begin(small_files)
+    assert begun is not None
+    assert not upkeep.write_rewrite(begun)
+    assert upkeep.end_rewrite(begun, written=False) is None
+    begun = upkeep.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    damage_index(player)
+    caplog.clear()
+    assert not upkeep.write_rewrite(begun)
+    assert upkeep.end_rewrite(begun, written=False) is None
+    assert "building the key index again" in caplog.text
+    check(player, sink)
+
+
+@pytest.mark.parametrize("verb", [(KeyIndex, "synchronize"), (MemoryUpkeep, "merge_candidates")])
+def test_a_merge_that_can_not_begin_is_tried_again_soon(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+    verb: tuple[type, str],
+) -> None:
+    """Not only after as many commits as from one merge to the next. The log has one line of the error."""
+    caplog.set_level(logging.INFO, "rowdelta")
+    operations = (Operation("set", number % KEYS, value=number) for number in range(30))
+    story = Story(tuple(operations), (), merges="on the driver")
+
+    def away(*_: Any) -> None:
+        raise TemporaryError("the store is away\nat its stack")
+
+    with tiny_thresholds(story):
+        player = Player(story, tmp_path)
+        sink = player.opened(Clock())
+        for start in (0, BATCH):
+            sink.apply_batch(0, player._batch(start, start + BATCH))
+        with monkeypatch.context() as patch, suppress(TemporaryError):
+            patch.setattr(*verb, away)
+            sink.upkeep.tend()
+        assert ": merged " not in caplog.text
+        assert "at its stack" not in caplog.text
+        sink.upkeep.tend()
+        assert ": merged " in caplog.text
+        check(player, sink)
 
 
 def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch) -> None:

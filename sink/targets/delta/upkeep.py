@@ -56,7 +56,7 @@ class DeltaUpkeep(Upkeep):
             data_files=len(files),
             size_in_bytes=sum(file.file.size_in_bytes for file in files),
             rows=sum(file.rows for file in files),
-            deleted_rows=sum(file.deleted for file in files),
+            count_deleted=lambda: sum(file.deleted for file in files),
             rewritten_at=self._table.log.time_of(last) if last else None,
             rewritten_files=int(last.notes[REWRITE]) if last else 0,
         )

@@ -68,24 +68,22 @@ class IcebergUpkeep(Upkeep):
         if current is None or not set(_TOTALS) <= current.summary.keys():
             return None
         files, size, rows, deleted, equality = (int(current.summary[name]) for name in _TOTALS)
-        if deleted and 2 * deleted > rows:  # else it isn't worth a look at each delete file
-            deleted -= self._dangling_positions(current)
         known = sorted(self._table.snapshots(), key=lambda snapshot: snapshot.timestamp_ms)
         last = next((snapshot for snapshot in reversed(known) if REWRITE in snapshot.summary), None)
         return UpkeepFacts(
             data_files=files,
             size_in_bytes=size,
             rows=rows,
-            deleted_rows=deleted,
+            count_deleted=lambda: deleted - self._dangling_positions(current, rows, deleted),
             equality_deletes=equality,
             snapshots=[snapshot.timestamp_ms for snapshot in known],
             rewritten_at=last.timestamp_ms if last else None,
             rewritten_files=int(last.summary[REWRITE]) if last else 0,
         )
 
-    def _dangling_positions(self, current: Snapshot) -> int:
+    def _dangling_positions(self, current: Snapshot, rows: int, deleted: int) -> int:
         """How many deleted rows are in delete files that are known to apply to nothing."""
-        if not current.manifest_list:
+        if not current.manifest_list or 2 * deleted <= rows:  # it isn't worth a look at each delete file
             return 0
         try:
             return dangling_positions(self._table.spec.io, current.manifest_list)
