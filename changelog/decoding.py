@@ -57,10 +57,10 @@ from changelog.rows import (
 )
 from changelog.shown_values import shown, told
 from changelog.source_tables import Found, first_place, named, place_columns, strangers, with_tombstones
-from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec
+from changelog.spec import HEADERS, METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
-from changelog.values.encoded import MAYBE_BASE64
+from changelog.values.encoded import MAYBE_BASE64, is_utf8
 from changelog.values.nested import has_more, is_nested, json_text, more, python_values
 
 CHANGES_PER_RECORD = 1 << 16
@@ -392,7 +392,8 @@ class _TaskDecoder:
             if name in METADATA:
                 values = _metadata(name, raw, changes, metadata)
             else:
-                values = self._order_value(i, name, next(stated), record, bad)
+                wire = _header(raw, name, record) if name.startswith(HEADERS) else next(stated)
+                values = self._order_value(i, name, wire, record, bad)
             if i in spec.stored_order:
                 columns[spec.stored_order[i]] = values
             columns[order_column(i)] = encoded(values, descending=True) if name in spec.descending else values
@@ -581,6 +582,17 @@ def _with_records(raw: pa.RecordBatch, changes: Changes, columns: Mapping[str, p
     records = _packed(raw, changes.record, classes, reasons)
     lacking = columns.get(UNAVAILABLE, pa.nulls(count, pa.binary()))
     return {BAD: pc.coalesce(columns[BAD], records), UNAVAILABLE: pc.fill_null(lacking, b"")}
+
+
+def _header(raw: pa.RecordBatch, name: str, record: pa.Array) -> Wire:
+    """The texts of a header. It has none where it isn't UTF-8."""
+    column = header_column(name)
+    if column not in raw.schema.names:
+        return Wire(pa.nulls(len(record), pa.string()))
+    values = raw.column(column).take(record)
+    if not all(map(is_utf8, values.drop_null().unique().to_pylist())):
+        values = pa.array([value if value is not None and is_utf8(value) else None for value in values.to_pylist()])
+    return Wire(values.cast(pa.string()))
 
 
 def _metadata(

@@ -23,6 +23,18 @@ and the record's topic or file, partition, offset and Kafka timestamp.
 OF_THE_RECORD = {"_source": "source", "_source_partition": "partition", "_offset": "offset", "_timestamp": "timestamp"}
 """Those of the record, by their columns in raw records. Every record has them."""
 
+HEADERS = "headers."
+"""What begins the name of a Kafka header in `order_by`."""
+
+
+def header_column(name: str) -> str:
+    """The column of raw records (binary) that has a header. PySpark takes no dot in the names of Arrow's columns.
+
+    :param name: with `HEADERS` before it.
+    """
+    return f"header_{name.removeprefix(HEADERS).encode().hex()}"
+
+
 SchemaChanges = Literal["evolve", "ignore", "fail"]
 
 
@@ -59,8 +71,8 @@ class ChangelogSpec:
     :param columns: the table's columns, in the table's order.
     :param key: names of the key columns, in the table's order.
     :param partition_sources: columns that partition values derive from; -U and -D rows keep their values.
-    :param order_by: (name or dotted path, type) of the user's order columns. A name may be one of
-        `METADATA`.
+    :param order_by: (name or dotted path, type) of the user's order columns. A name may be one of `METADATA`, or begin
+        with `HEADERS`.
     :param descending: those of them whose smaller values are the later ones.
     :param stored_order: number in `order_by` -> the table's column that holds the order value.
     :param source_order: records have a place that orders them last: a partition and an offset, or a file and a row.
@@ -111,7 +123,14 @@ class ChangelogSpec:
     @property
     def order_fields(self) -> tuple[tuple[str, T.DataType], ...]:
         """Those of `order_by` that are in messages, and not of their records."""
-        return tuple((name, dtype) for name, dtype in self.order_by if name not in METADATA)
+        return tuple(
+            (name, dtype) for name, dtype in self.order_by if name not in METADATA and not name.startswith(HEADERS)
+        )
+
+    @property
+    def headers(self) -> tuple[str, ...]:
+        """The columns of raw records that have headers."""
+        return tuple(header_column(name) for name, _ in self.order_by if name.startswith(HEADERS))
 
     @property
     def is_ordered_by_messages(self) -> bool:

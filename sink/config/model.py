@@ -11,6 +11,7 @@ from pydantic import (
 )
 
 from changelog import formats
+from changelog.spec import HEADERS
 from sink.config.base import Section, Text
 from sink.config.maintenance import MaintenanceSection
 from sink.config.options import (
@@ -130,6 +131,11 @@ class Config(Section):
                 raise MisplacedError(
                     f"table {table.target}: files have no order of their own; name an order_by column",
                     *("tables", number),
+                )
+            if self.source.type == "files" and any(o.name.startswith(HEADERS) for o in table.order_columns):
+                raise MisplacedError(
+                    f"table {table.target}: files have no headers; name a field of the rows",
+                    *("tables", number, "order_by"),
                 )
             if table.late == "dead-letter" and self.sink.on_bad_record == "fail":
                 raise MisplacedError(

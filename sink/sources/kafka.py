@@ -15,10 +15,11 @@ from contextlib import suppress
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog.changes import MOVED_AWAY
+from changelog.spec import HEADERS, header_column
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
@@ -63,7 +64,9 @@ class KafkaSource(Topics):
         self._spark = spark
         self._config = config
         self._folder = CheckpointFolder(spark, f"{config.sink.checkpoint.rstrip('/')}/kafka/{config.sink.id}")
-        self._with_headers = config.source.format.startswith("debezium")
+        names = {order.name for table in config.tables for order in table.order_columns}
+        self._headers = sorted(name for name in names if name.startswith(HEADERS))
+        self._with_headers = bool(self._headers) or config.source.format.startswith("debezium")
         self._generation = ""
         self._starts: dict[str, Offsets] = {}
         self._ids: Mapping[str, str] = {}
@@ -104,7 +107,7 @@ class KafkaSource(Topics):
             .load()
         )
         location = self._folder.location(self._generation)
-        return [Stream(self._config.sink.id, _records(frame), location, tuple(tables))]
+        return [Stream(self._config.sink.id, _records(frame, self._headers), location, tuple(tables))]
 
     def start_position(self, table: TableSection) -> Position | None:
         return self._starts[table.source]
@@ -268,7 +271,7 @@ class KafkaSource(Topics):
             .load()
         )
         # here, below the columns' selection: Spark forgets it where a shuffle follows at once (`CollapseRepartition`)
-        return _records(own if tasks is None else own.coalesce(tasks))
+        return _records(own if tasks is None else own.coalesce(tasks), self._headers)
 
     def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
         """The offsets where a micro-batch begins and ends, by topic. They are read once for all tables."""
@@ -326,12 +329,22 @@ class KafkaSource(Topics):
         return _Admin(self._spark, self._options)
 
 
-def _records(frame: DataFrame) -> DataFrame:
-    """Raw records from the columns of Spark's Kafka source."""
+def _records(frame: DataFrame, headers: Sequence[str]) -> DataFrame:
+    """Raw records from the columns of Spark's Kafka source.
+
+    :param headers: names of headers with `HEADERS` before them. Of several of a name, the last one counts.
+    """
     columns = [F.col("topic").alias("source"), *map(F.col, ("partition", "offset", "timestamp", "key", "value"))]
     if "headers" in frame.columns:
         columns.append(F.exists("headers", lambda header: header["key"] == _NEW_KEY).alias(MOVED_AWAY))
+    for name in headers:
+        last = F.try_element_at(F.filter("headers", _named(name)), F.lit(-1))["value"]
+        columns.append(last.alias(header_column(name)))
     return frame.select(*columns)
+
+
+def _named(header: str) -> Callable[[Column], Column]:
+    return lambda found: found["key"] == header.removeprefix(HEADERS)
 
 
 def _beyond(frame: DataFrame, overlap: Offsets) -> DataFrame:

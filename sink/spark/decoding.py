@@ -61,6 +61,7 @@ class RecordDecoder:
         :param schema: schema of the result.
         """
         step_of, names = decode.decode, [*RAW_SCHEMA.names, MOVED_AWAY, FILE, BLOCK]
+        names += self._plan.changelog.headers
         if self._is_parquet:
             step_of, names = decode.decode_columns, [*columns_to_read(self._plan.changelog).names, SOURCE, FILE, ROW]
         found = [quoted(name) for name in names if name in records.columns]

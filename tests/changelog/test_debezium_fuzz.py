@@ -169,6 +169,7 @@ _REMOVALS = st.sampled_from(
 @example([(b'{"id":1}', b'{"op":"d"}'), (None, b'{"op":"d"}')], False)
 @example([(b'{"id":1}', None), (None, None)], True)
 @example([(b"", b'{"op": "d"}'), (b"", None)], False)
+@example([(b"\0\0\0\0\0", b'{"op": "d"}'), (b"\0\0\0\0\0", None)], False)
 def test_deletes_by_key_are_those_of_their_own_message(
     pairs: list[tuple[bytes | None, bytes | None]], flattened: bool
 ) -> None:
@@ -197,7 +198,9 @@ def test_deletes_by_key_are_those_of_their_own_message(
             and pairs[number - 1][0] == key
             and json.loads(pairs[number - 1][1] or b"{}").get("op") == "d"
         ):
-            assert found == [], "the event before it tells of the row, be it a bad record"
+            is_applied = any(kind == "-D" and bad is None for kind, _, bad in together[number - 1])
+            # a bad record before it tells of the row too; a key that can't be read may be told twice
+            assert found == [] or (not is_applied and found == outcomes([(key, value)])[0])
             continue
         assert found == outcomes([(key, value)])[0]
         if is_tombstone and not flattened and not found:

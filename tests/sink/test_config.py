@@ -263,6 +263,7 @@ def test_text_that_yaml_takes_for_a_date_of_no_calendar(tmp_path: Path) -> None:
         ("key: [id]", "key: [id], late: drop, deletes: equality", "with deletes: equality nothing tells what"),
         ("key: [id]", "key: [id], late: drop, mode: changelog", "got drop, but mode changelog takes changes as they"),
         ("order_by: [seq]", "mode: append, late: drop", "got drop, but mode append takes changes as they are"),
+        ("order_by: [seq]", "order_by: [headers.x]", "files have no headers; name a field of the rows"),
         ("key: [id]", "key: [id], tombstones: 7 days", "it is for late: drop and late: dead-letter"),
         ("{id: bigint", "{ID: int, id: bigint", "'ID' is a column twice in columns and metadata"),
         ("key: [id]", "key: [id], metadata: [_op, _op]", "'_op' is a column twice in columns and metadata"),

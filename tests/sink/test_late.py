@@ -12,6 +12,7 @@ from typing import Any
 
 import pyarrow.parquet as pq
 import pytest
+from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
 from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
@@ -179,6 +180,23 @@ def test_partitions_are_added_and_keys_move(topic: KafkaJob, kafka: Kafka) -> No
     topic.produce([event({"lsn": 11}, 0, 1, "late"), event({"lsn": 12}, 0, 2, "late"), event({"lsn": 13}, 0, 3, "new")])
     topic.run()
     assert {row["id"]: row["customer"] for row in topic.rows()} == {1: "newest", 3: "new", 4: "first"}
+
+
+@pytest.mark.kafka
+def test_headers_say_the_order(topic: KafkaJob, kafka: Kafka) -> None:
+    topic.table = {"order_by": ["headers.version int", "headers.part"], "late": "drop"}
+    kafka.create_topic(topic.topic())
+    producer = Producer({"bootstrap.servers": kafka.bootstrap_servers})
+    places: list[tuple[Any, ...]] = [("9", "1"), ("10", "1"), ("9", "7"), ("10", "1", "0"), (b"\xff", "1"), ("x", "1")]
+    for version, *parts in places:
+        headers = [("version", version), *(("part", part) for part in parts)]
+        key, value = event({}, 0, 1, f"{version!r} {parts}")
+        producer.produce(topic.topic(), json.dumps(value), json.dumps(key), headers=headers)
+        producer.flush()
+        topic.run()
+    assert [row["customer"] for row in topic.rows()] == ["'10' ['1']"]
+    letters = topic.spark.table(f"lake.{topic.name}.dead_letters").collect()
+    assert [(letter["offset"], letter["error_class"]) for letter in letters] == [(5, "missing_order")]
 
 
 @pytest.mark.kafka

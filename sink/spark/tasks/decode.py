@@ -7,7 +7,7 @@ import numpy as np
 import pyarrow as pa
 from pyspark.accumulators import Accumulator
 
-from changelog.changes import MOVED_AWAY, RAW_SCHEMA
+from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder
 from changelog.formats.row_kind_parquet import SOURCE, FileReader, typed_records
 from changelog.rows import BLOCK, FILE, ROW
@@ -77,8 +77,8 @@ def _completed(records: pa.RecordBatch) -> pa.RecordBatch:
         for field in RAW_SCHEMA
     ]
     completed = pa.RecordBatch.from_arrays(columns, schema=RAW_SCHEMA)
-    for name in (MOVED_AWAY, FILE, BLOCK):
-        completed = completed.append_column(name, have[name]) if name in have else completed
+    for name in have.keys() - {*RAW_SCHEMA.names}:
+        completed = completed.append_column(name, have[name])
     return completed
 
 
