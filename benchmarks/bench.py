@@ -104,19 +104,23 @@ class RowdeltaCase:
         *,
         delta: bool = False,
         partition: str | None = None,
+        late: bool = False,
     ) -> None:
-        """:param partition: instead of buckets; an item of `partition_by`."""
+        """:param partition: instead of buckets; an item of `partition_by`.
+        :param late: whether late changes are left out.
+        """
         leveled = f"_level{level}" if level else ""
         layout = f"bucket{buckets}" if buckets else "by_time" if partition else "plain"
         suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{leveled}"
-        suffix = f"{suffix}_delta" if delta else suffix
+        suffix = f"{suffix}{'_delta' if delta else ''}{'_late' if late else ''}"
         self._catalog = "delta" if delta else CATALOG
         table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
         kind = "Delta" if delta else f"v{version}"
         layout = "by time" if partition else _partitioning(buckets)
-        name = f"rowdelta {deletes} {kind}, {layout}"
+        name = f"rowdelta {deletes} {kind}, {layout}{', late: drop' if late else ''}"
         self.case = Case(name, table, buckets)
         self._deletes = deletes
+        self._late = "drop" if late else "apply"
         self._partition_by = [f"bucket({buckets}, id)"] if buckets else [partition] if partition else []
         self.delta_folder = warehouse / folder.name / f"rowdelta_{suffix}" if delta else None
         self._properties = (
@@ -160,6 +164,7 @@ class RowdeltaCase:
                     **({"mode": "append"} if self._deletes == "append" else {"key": ["id"], "deletes": self._deletes}),
                     "columns": table_columns(),
                     "order_by": ["seq"],
+                    "late": self._late,
                     "partition_by": self._partition_by,
                     "properties": self._properties,
                 }
@@ -345,6 +350,7 @@ def _sinks(
         sinks += [
             RowdeltaCase(spark, folder, warehouse, buckets, "position"),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, late=True),
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]
