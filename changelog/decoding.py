@@ -57,7 +57,7 @@ from changelog.rows import (
 )
 from changelog.shown_values import shown, told
 from changelog.source_tables import Found, first_place, named, place_columns, strangers, with_tombstones
-from changelog.spec import HEADERS, METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
+from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
 from changelog.values.encoded import MAYBE_BASE64, is_utf8
@@ -340,9 +340,7 @@ class _TaskDecoder:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
             columns[column.name] = self._column(column, changes, applies, bad)
         ordered, missing = self._order_columns(raw, changes, changes.place, bad, changes.metadata)
-        if missing and pc.any(none := functools.reduce(pc.and_, missing)).as_py():
-            names = " and ".join(name for name, _ in spec.order_by)
-            bad.add(changes.record.filter(none), BadRecord.MISSING_ORDER, f"order column {names} is null or missing")
+        self._check_order([missing[number] for number in spec.stated_order], changes.record, sets, bad)
         columns |= ordered
         for name in spec.metadata:
             columns[name] = _metadata(name, raw, changes, changes.metadata)
@@ -389,10 +387,10 @@ class _TaskDecoder:
         spec, record = self._spec, changes.record
         columns, missing, stated = dict[str, pa.Array](), list[pa.Array](), iter(changes.order)
         for i, (name, _) in enumerate(spec.order_by):
-            if name in METADATA:
+            if name in METADATA and not spec.is_field(name):
                 values = _metadata(name, raw, changes, metadata)
             else:
-                wire = _header(raw, name, record) if name.startswith(HEADERS) else next(stated)
+                wire = next(stated) if spec.is_field(name) else _header(raw, name, record)
                 values = self._order_value(i, name, wire, record, bad)
             if i in spec.stored_order:
                 columns[spec.stored_order[i]] = values
@@ -405,6 +403,20 @@ class _TaskDecoder:
             columns[order_column(len(spec.order_by))] = raw.column(group).take(record)
             columns[order_column(len(spec.order_by) + 1)] = pc.add(first, place)
         return columns, missing
+
+    def _check_order(self, missing: Sequence[pa.Array], record: pa.Array, sets: Mask, bad: _Bad) -> None:
+        """Reject changes that don't say their order. A row may lack one of several values: NULL comes first. A removal
+        may not: the row that it is about would go before it.
+
+        :param missing: which values are null, for each of `ChangelogSpec.stated_order`.
+        """
+        if not missing:
+            return
+        none, some = functools.reduce(pc.and_, missing), functools.reduce(pc.or_, missing)
+        refused = pc.if_else(pa.array(sets), none, some)
+        if pc.any(refused).as_py():
+            names = " or ".join(self._spec.order_by[number][0] for number in self._spec.stated_order)
+            bad.add(record.filter(refused), BadRecord.MISSING_ORDER, f"order column {names} is null or missing")
 
     def _truncate_columns(self, raw: pa.RecordBatch, truncates: Truncates, bad: _Bad) -> dict[str, pa.Array]:
         """Rows that stand for a TRUNCATE (`changelog.rows.TRUNCATE`)."""

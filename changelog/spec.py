@@ -123,24 +123,30 @@ class ChangelogSpec:
     @property
     def order_fields(self) -> tuple[tuple[str, T.DataType], ...]:
         """Those of `order_by` that are in messages, and not of their records."""
-        return tuple(
-            (name, dtype) for name, dtype in self.order_by if name not in METADATA and not name.startswith(HEADERS)
-        )
+        return tuple((name, dtype) for name, dtype in self.order_by if self.is_field(name))
 
     @property
     def headers(self) -> tuple[str, ...]:
         """The columns of raw records that have headers."""
-        return tuple(header_column(name) for name, _ in self.order_by if name.startswith(HEADERS))
+        names = (name for name, _ in self.order_by if name.startswith(HEADERS) and not self.is_field(name))
+        return tuple(map(header_column, names))
+
+    def is_field(self, name: str) -> bool:
+        """Whether a name in `order_by` is that of a message's field. A field of the row goes before metadata."""
+        is_other = name in METADATA or name.startswith(HEADERS)
+        return not is_other or any(column.field == name for column in self.columns)
 
     @property
-    def is_ordered_by_messages(self) -> bool:
-        """Whether a message must state an order value."""
-        return any(name not in OF_THE_RECORD for name, _ in self.order_by)
+    def stated_order(self) -> tuple[int, ...]:
+        """Numbers in `order_by` of what messages state, and not each record has."""
+        names = [name for name, _ in self.order_by]
+        return tuple(number for number, name in enumerate(names) if self.is_field(name) or name not in OF_THE_RECORD)
 
     @property
     def read_metadata(self) -> frozenset[str]:
         """Which metadata a format has to read: those that become columns, or order the changes."""
-        return frozenset(self.metadata) | {name for name, _ in self.order_by if name in METADATA}
+        ordering = {name for name, _ in self.order_by if name in METADATA and not self.is_field(name)}
+        return frozenset(self.metadata) | ordering
 
     @property
     def key_fields(self) -> tuple[str, ...]:

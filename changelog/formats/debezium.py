@@ -383,7 +383,7 @@ class Tombstones:
         earlier = self._come_before(known)
         if not is_flattened(spec):
             rows = rows[records.column("key").take(pa.array(rows)).is_valid().to_numpy(zero_copy_only=False)]
-            if spec.is_mixed or spec.inserts_only or spec.is_ordered_by_messages:
+            if spec.is_mixed or spec.inserts_only or spec.stated_order:
                 return nothing
         if not len(rows) or spec.options.get(TOMBSTONES) == "ignore":
             return nothing

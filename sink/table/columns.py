@@ -56,9 +56,26 @@ def added_order_fields(table: TableSection, columns: Collection[str], path: str)
     fields = []
     for number, order in enumerate(table.order_columns):
         if order.name in added:
-            dtype = order_type(order, None, f"{path}.order_by[{number}]")
+            dtype = order_type(order, field_type(table, order.name, path), f"{path}.order_by[{number}]")
             fields.append(T.StructField(added[order.name], dtype))
     return fields
+
+
+def field_type(table: TableSection, name: str, path: str) -> T.DataType | None:
+    """The type of a field that isn't stored, as the configuration has it. None if it has none."""
+    for column, origin in (table.columns or {}).items():
+        if not origin.stored and name == (origin.source or column):
+            return parse_type(origin.type, f"{path}.columns.{column}")
+    return None
+
+
+def held_order(table: TableSection, fields: Collection[T.StructField]) -> dict[str, str]:
+    """What the columns hold that only hold order values: their names, and the fields of messages.
+
+    :param fields: `added_order_fields`.
+    """
+    holds = {column: name for name, column in table.added_order_columns([field.name for field in fields]).items()}
+    return {field.name: holds[field.name] for field in fields}
 
 
 def order_type(order: OrderColumn, column: T.DataType | None, path: str) -> T.DataType:
@@ -68,7 +85,7 @@ def order_type(order: OrderColumn, column: T.DataType | None, path: str) -> T.Da
     """
     if order.type is not None:
         dtype = parse_type(order.type, path)
-    elif order.name in METADATA:
+    elif column is None and order.name in METADATA:
         dtype = from_arrow_type(METADATA[order.name])
     else:
         dtype = column or T.LongType()

@@ -1,5 +1,6 @@
 """Opens target tables before any stream starts: creates them from the configuration, or checks them against it."""
 
+import json
 import logging
 import re
 from collections.abc import Iterator, Mapping
@@ -32,6 +33,7 @@ from sink.table.columns import (
     added_order_fields,
     check_ordered,
     column_type,
+    held_order,
     order_type,
     parse_type,
     wanted_columns,
@@ -42,7 +44,7 @@ from sink.table.source_tables import SourceTables, source_tables_property
 from sink.table.table_plan import LateOrder, TablePlan
 from sink.targets.capabilities import Capabilities
 from sink.targets.catalogs import Catalogs
-from sink.targets.own_state import check_owner, creation_properties
+from sink.targets.own_state import ORDER, check_owner, creation_properties, property_prefix
 from sink.targets.seam import Table, TableView
 from sink.targets.values import NO_FLOATS
 
@@ -105,9 +107,7 @@ def plan_table(
         check_owner(config, section, table)
         table.check_writable(appends=section.mode == "append", copies=section.copies)
         columns = table.columns()
-        known = {column.name for column in columns}
-        added = (field for field in added_order_fields(section, known, path) if field.name not in known)
-        columns += tuple(ColumnSpec(field.name, field.dataType) for field in added)  # `open_table` adds them
+        columns += tuple(ColumnSpec(f.name, f.dataType) for f in _missing_order(table, section, path))
         _check_columns(section, wanted, columns)
         table.check_fits(section)
         sources = table.spec.source_columns
@@ -138,7 +138,7 @@ def open_table(
     resolved = with_key(resolved, key)
     section = resolved.section
     if table is not None:
-        _add_order_columns(table, section, resolved.path)
+        _add_order_columns(config, table, section, resolved.path)
     types = inferred_columns(config, section, table, sample)
     plan = plan_table(catalogs, config, resolved, table, types)
     warning = key.warning(section)
@@ -152,6 +152,8 @@ def open_table(
         properties = dict(section.properties) | creation_properties(config)
         if key.messages:
             properties[property_name(config)] = key.to_json()
+        if fields := added_order_fields(section, wanted.names, resolved.path):
+            properties[f"{property_prefix(config)}.{ORDER}"] = json.dumps(held_order(section, fields))
         is_inferred = types is not None or (key.columns and not key.configured)
         if is_inferred and not plan.changelog.source_tables and formats.find(config.source.format).NAMES_TABLE:
             tables = SourceTables(tuple(sample.source_tables())[:1], plan.changelog.is_mixed)
@@ -165,13 +167,36 @@ def open_table(
     return table, plan, key
 
 
-def _add_order_columns(table: Table, section: TableSection, path: str) -> None:
-    """Let a table have the columns that late changes are told by. Rows that it has are earlier than all changes."""
+def _missing_order(table: TableView, section: TableSection, path: str) -> list[T.StructField]:
+    """The columns that only hold order values, of those that the table lacks. `open_table` adds them. Rows that it has
+    are earlier than all changes.
+
+    :raises TableError: the table has such a column, but with the values of another field.
+    """
     known = {column.name for column in table.columns()}
-    missing = [field for field in added_order_fields(section, known, path) if field.name not in known]
-    if missing:
-        table.evolve({field.name: field.dataType for field in missing}, {})
-        table.refresh()
+    fields = added_order_fields(section, known, path)
+    for name, field in held_order(section, fields).items():
+        held = [json.loads(text).get(name) for text in table.stored(ORDER).values()]
+        if name in known and field not in held:
+            others = " and ".join(sorted({other for other in held if other})) or "something that rowdelta didn't write"
+            raise TableError(
+                f"{section.target}: column {name} holds {others}, but order_by has {field}: its values can't be "
+                f"compared. Write another order_column in the table's entry, such as {name}_of_"
+                f"{re.sub('[^a-z0-9]+', '_', field.lower()).strip('_')}, or drop the column."
+            )
+    return [field for field in fields if field.name not in known]
+
+
+def _add_order_columns(config: Config, table: Table, section: TableSection, path: str) -> None:
+    missing = _missing_order(table, section, path)
+    if not missing:
+        return
+    # first, so that a column is there only with the word for what it holds
+    held = json.loads(table.own_state(property_prefix(config)).get(ORDER, "{}")) | held_order(section, missing)
+    table.set_property(f"{property_prefix(config)}.{ORDER}", json.dumps(held))
+    table.refresh()
+    table.evolve({field.name: field.dataType for field in missing}, {})
+    table.refresh()
 
 
 def deletes_by_value(section: TableSection) -> bool:
@@ -419,25 +444,43 @@ def _plan(
 def _late_order(section: TableSection, spec: ChangelogSpec, path: str) -> LateOrder | None:
     """How late changes are told. None if they are applied as all others.
 
-    :raises ConfigError: a column has another type than `order_by` says.
+    :raises ConfigError: a column doesn't hold the order value as the message has it.
     """
     if section.late == "apply":
         return None
     by_field = {column.field: column for column in spec.columns}
     names, texts, descending = [], [], []
     for number, (name, dtype) in enumerate(spec.order_by):
-        column = by_field.get(name)
+        column, place = by_field.get(name), f"{path}.order_by[{number}]"
         stored = spec.stored_order.get(number) or (name if column is None else column.name)
-        if column is not None and column.type != dtype:
+        origin = (section.columns or {}).get(name)
+        if origin is not None and (origin.expression is not None or (origin.source or name) != name):
             raise ConfigError(
-                f"{path}.order_by[{number}]: got {name} {dtype.simpleString()}, but the column {stored} is "
-                f"{column.type.simpleString()}, and late: {section.late} compares its values. Leave the type out."
+                f"{place}: got {name}, a column whose values aren't those of the messages' field {name}, and late: "
+                f"{section.late} compares them. Name a field of the messages that no column is named after."
+            )
+        if column is not None and column.is_uuid:
+            raise ConfigError(f"{place}: got {name}, a uuid, whose text and bytes differ. Name another field.")
+        if column is not None and number not in spec.stored_order and column.type != dtype:
+            raise ConfigError(
+                f"{place}: got {name} {dtype.simpleString()}, but the column {stored} is "
+                f"{column.type.simpleString()}, and late: {section.late} compares its values. Write order_by: {name}."
             )
         names.append(stored)
         descending += [stored] if name in spec.descending else []
-        texts.append(f"{stored} {dtype.simpleString()}{' desc' if name in spec.descending else ''}")
+        of = f" of {name}" if number in spec.stored_order else ""
+        texts.append(f"{stored}{of} {_compared_as(dtype)}{' desc' if name in spec.descending else ''}")
     columns = OrderColumns(tuple(names), ", ".join(texts), frozenset(descending))
     return LateOrder(columns, section.tombstone_seconds)
+
+
+def _compared_as(dtype: T.DataType) -> str:
+    """How values of a type are encoded to be compared (`changelog.order_values`): a wider type may be the same."""
+    if isinstance(dtype, T.IntegralType):
+        return "integer"
+    if isinstance(dtype, T.FractionalType) and not isinstance(dtype, T.DecimalType):
+        return "floating"
+    return f"decimal scale {dtype.scale}" if isinstance(dtype, T.DecimalType) else dtype.simpleString()
 
 
 def _changelog(
@@ -449,9 +492,10 @@ def _changelog(
     added: Mapping[str, str],
 ) -> ChangelogSpec:
     types = {column.name: column.type for column in columns}
+    by_field = types | {column.field: column.type for column in columns}
     order_by = []
     for number, order in enumerate(section.order_columns):
-        dtype = order_type(order, types.get(order.name), f"{path}.order_by[{number}]")
+        dtype = order_type(order, by_field.get(order.name), f"{path}.order_by[{number}]")
         order_by.append((order.name, dtype))
     return ChangelogSpec(
         columns=columns,

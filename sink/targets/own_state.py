@@ -22,9 +22,12 @@ COUNTED = ("written", "rewritten")
 KEPT_BY_RESET = ("cleaned", *COUNTED)
 """Parts of a sink's state that say nothing of its source: what maintenance did."""
 
-OF_ROWS = ("key", "accepted-keys", "source-tables")
-"""Parts that hold as long as the table has rows: by what they are told apart, and of which table of the source they
-are. A topic may begin with another one now."""
+ORDER = "order"
+"""Part of a sink's state: which fields of messages the table's columns hold that only hold order values."""
+
+OF_ROWS = ("key", "accepted-keys", "source-tables", ORDER)
+"""Parts that hold as long as the table has rows: by what they are told apart, of which table of the source they are,
+and what they hold besides. A topic may begin with another one now."""
 
 CLOCK_SECONDS = 86400
 """Clocks of two machines differ by less, unless one of them is wrong."""

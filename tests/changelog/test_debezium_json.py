@@ -213,6 +213,7 @@ def test_order_columns_from_the_event() -> None:
         event("d", before={"id": 1, "v": "z"}, source={"lsn": 27627473}),
         event("c", {"id": 1, "v": "a"}, source={}),
         event("c", {"id": 1, "v": None}, source={}),
+        event("d", before={"id": 1, "v": "a"}, source={}),
     ]
     records = raw_records(messages(*values))
     table = spec(COLUMNS, order_by=order_by)
@@ -224,9 +225,27 @@ def test_order_columns_from_the_event() -> None:
         (27627473, "z", 0, CHANGES_PER_RECORD + 1),
         (None, "a", 0, 2 * CHANGES_PER_RECORD + 1),
         (None, None, None, None),
+        (None, None, None, None),
     ]
-    reason = "missing_order: order column source.lsn and v is null or missing"
-    assert [d.error for d in decode("debezium-json", records, table)] == [None, None, None, reason]
+    reason = "missing_order: order column source.lsn or v is null or missing"
+    assert [d.error for d in decode("debezium-json", records, table)] == [None, None, None, reason, reason]
+
+
+def test_a_delete_of_only_a_key_has_no_order_value_of_the_row() -> None:
+    """Its offset alone would put it before the row, and the row would stay."""
+    values = [event("u", {"id": 1, "v": "a"}), event("d", before={"id": 1, "v": None})]
+    table = spec(COLUMNS, order_by=(("v", T.StringType()), ("_offset", T.LongType())))
+    errors = [d.error for d in decode("debezium-json", raw_records(messages(*values)), table)]
+    assert errors == [None, "missing_order: order column v is null or missing"]
+
+
+def test_a_field_of_the_row_goes_before_metadata() -> None:
+    values = [event("u", {"id": 1, "_offset": 7}, ts_ms=5), event("u", {"id": 1, "_offset": 6}, ts_ms=5)]
+    columns = {"id": "bigint", "_offset": "bigint"}
+    table = spec(columns, order_by=(("_offset", T.LongType()), ("_ts", T.TimestampType())))
+    (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(*values))])
+    assert rows.column("_rowdelta_order_0").to_pylist() == [7, 6]
+    assert rows.column("_rowdelta_order_1").cast(pa.int64()).to_pylist() == [5000] * 2
 
 
 def test_order_columns_of_the_record_and_descending_ones() -> None:

@@ -141,7 +141,7 @@ def test_order_columns() -> None:
     assert batch.column("_rowdelta_order_0").to_pylist()[0] == 1
     assert batch.column("_rowdelta_order_1").to_pylist()[0] == 2
     assert [d.error for d in decoded(values, order_by=order) if d.bad] == [
-        "missing_order: order column seq and meta.at is null or missing",
+        "missing_order: order column seq or meta.at is null or missing",
         "missing_order: order column seq does not fit bigint",
     ]
 

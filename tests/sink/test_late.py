@@ -3,6 +3,7 @@
 import itertools
 import json
 import os
+import re
 import shutil
 import time
 from collections.abc import Mapping
@@ -18,6 +19,7 @@ from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from changelog.rows import LATE_REASON
+from sink.errors import ConfigError, TableError
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job, crashing
 from tests.sink.test_kafka import KafkaJob
@@ -151,6 +153,82 @@ def test_a_table_gets_the_column_and_all_changes_are_later_than_its_rows(spark: 
     job.write_records([change("+U", 2, 1, "late")])
     job.run()
     assert {row["id"]: (row["region"], row["_order"]) for row in job.rows()} == {1: ("new", 3), 2: ("before", None)}
+
+
+def test_a_column_of_another_field_is_not_compared(spark: SparkSession, tmp_path: Path) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.file_format = "json"
+    job.write_records([change("+I", 10, 1, "new")])
+    job.run()
+    for order in (["other bigint"], ["other bigint", "seq"]):
+        job.table = {"late": "drop", "order_by": order}
+        with pytest.raises(
+            TableError, match=r"column _order holds seq, but order_by has other: its values can't be comp"
+        ):
+            job.run()
+    job.table = {"late": "drop", "order_by": ["other bigint"], "order_column": "_order_of_other"}
+    job.write_records([change("+U", 1, 1, "newer") | {"other": 5}, change("+I", 1, 2, "new") | {"other": 7}])
+    job.write_records([change("+U", 2, 2, "late") | {"other": 6}])
+    job.run()
+    assert regions(job) == {1: "newer", 2: "new"}
+
+
+def test_a_column_of_somebody_else_is_not_taken_over(spark: SparkSession, tmp_path: Path) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.columns = {**COLUMNS, "_order": "bigint"}
+    job.table = {}
+    job.write_records([change("+I", 10, 1, "a") | {"_order": 3}])
+    job.run()
+    job.table = {"late": "drop"}
+    with pytest.raises((TableError, ConfigError), match="_order"):
+        job.run()
+
+
+def test_an_order_column_becomes_wider(spark: SparkSession, tmp_path: Path) -> None:
+    """The index and the deleted keys stay as they are."""
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.columns = {"id": "bigint", "version": "int", "region": "string"}
+    job.table = {"late": "drop", "order_by": ["version"]}
+    rows = [(1, 5), (2, 5)]
+    job.write_records([{"row_kind": "+I", "id": n, "version": v, "region": "a"} for n, v in rows])
+    job.write_records([{"row_kind": "-D", "id": 2, "version": 9, "region": "a"}])
+    job.run()
+    job.spark.sql(f"ALTER TABLE {job.target} ALTER COLUMN version TYPE bigint")
+    job.columns = {**job.columns, "version": "bigint"}
+    (index,) = {job.index_version(manifest).encoding for manifest in (job.index_folder / "versions").glob("*.json")}
+    job.write_records([{"row_kind": "+I", "id": n, "version": 8, "region": "b"} for n in (1, 2)])
+    job.run()
+    assert regions(job) == {1: "b"}
+    assert {job.index_version(m).encoding for m in (job.index_folder / "versions").glob("*.json")} == {index}
+
+
+@pytest.mark.parametrize(
+    ("order_by", "columns", "why"),
+    [
+        (
+            "x",
+            {"x": {"type": "bigint", "from": "y"}},
+            "got x, a column whose values aren't those of the messages' field x",
+        ),
+        ("x", {"x": {"type": "bigint", "expression": "id + 1"}}, "got x, a column whose values aren't those of the"),
+        ("x", {"x": "uuid"}, "got x, a uuid, whose text and bytes differ"),
+        ("x int", {"x": "bigint"}, "but the column x is bigint, and late: drop compares its values. Write order_by: x"),
+    ],
+)
+def test_columns_that_do_not_hold_the_order_are_refused(
+    spark: SparkSession, tmp_path: Path, order_by: str, columns: Mapping[str, Any], why: str
+) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    if columns["x"] == "uuid":
+        fields = [("id", "long", True), ("x", "uuid", False)]
+        job.create_table([{"id": i, "name": n, "type": t, "required": r} for i, (n, t, r) in enumerate(fields, 1)])
+        job.configure_columns = False
+    else:
+        job.columns = {"id": "bigint", **columns}
+    job.table = {"late": "drop", "order_by": [order_by]}
+    job.write_text("")
+    with pytest.raises(ConfigError, match=re.escape(why)):
+        job.run()
 
 
 @pytest.fixture
