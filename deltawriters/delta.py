@@ -97,6 +97,7 @@ class DeltaWriter:
         )
         self._partial: list[pa.RecordBatch] = []
         self._moved: list[pa.RecordBatch] = []
+        self._came_late: list[pa.RecordBatch] = []
         self._kind_counts = np.zeros(len(RowKind), np.int64)
 
     @property
@@ -110,8 +111,12 @@ class DeltaWriter:
         :raises CardinalityError: two changes contradict each other (`changelog` mode), or a change has the order value
             of a TRUNCATE.
         """
-        if self._late is not None:
-            changes = self._late.without(changes)
+        if self._late is not None and self._index is not None:
+            changes, late = self._late.divided(changes, self._index)
+            self._came_late += [late] if len(late) else []
+        self._take_in(changes)
+
+    def _take_in(self, changes: pa.RecordBatch) -> None:
         kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
         if MOVED in changes.schema.names:
@@ -142,6 +147,7 @@ class DeltaWriter:
         whole, index = self._whole, self._index
         if index is not None and whole.barrier is not None:
             index = index.of_empty_table
+        self._settle_late(index)
         completed, moves = Completed(), Settled()
         earlier = list[pa.Table]()
         while self._partial or self._moved:
@@ -202,6 +208,19 @@ class DeltaWriter:
         )
         self._partial, self._moved = rest
         return taken[0], taken[1]
+
+    def _settle_late(self, index: IndexTask | None) -> None:
+        """Leave late changes out. After a TRUNCATE only its own order value, or an earlier one's, says what is late: the
+        rows are gone by which they were late.
+
+        :param index: of the empty table after a TRUNCATE.
+        """
+        for late in self._came_late:
+            assert self._late is not None and index is not None
+            if self._whole.barrier is not None:
+                changes, late = self._late.divided(late, index)
+                self._take_in(changes)
+            self._late.leave_out(late)
 
     def _resolve(self, index: IndexTask) -> IndexResult:
         """Find the rows that the keys have in earlier snapshots."""

@@ -40,28 +40,30 @@ class LateChanges:
         self.letters: list[pa.StructArray] = []
         """Records of late changes, as `_rowdelta_bad` has them. Those of class `KEPT` are dead letters already."""
 
-    def without(self, changes: pa.RecordBatch) -> pa.RecordBatch:
-        """The changes that aren't late.
+    def divided(self, changes: pa.RecordBatch, index: IndexTask) -> tuple[pa.RecordBatch, pa.RecordBatch]:
+        """The changes that aren't late, and those that are.
 
         :param changes: changelog rows with the hashes of their keys.
         :raises CorruptIndexError: a run of the index is damaged or missing.
         """
-        slice_ = self._index.slice
+        slice_ = index.slice
         high = changes.column(HASH).to_numpy().view(np.uint64)
         keys = pa.Table.from_batches([changes.select(self._key)])
         low = low_hash(key_columns(self._table, keys), slice_.base)
-        located = slice_.probe(high, low, self._index.first, self._index.last)
+        located = slice_.probe(high, low, index.first, index.last)
         is_late = pc.less(self.order.of_changes(changes), located.latest)
         if not pc.any(is_late).as_py():
-            return changes
-        late = changes.filter(is_late)
+            return changes, changes.slice(0, 0)
+        return changes.filter(pc.invert(is_late)), changes.filter(is_late)
+
+    def leave_out(self, late: pa.RecordBatch) -> None:
+        """Count late changes, or let them become dead letters."""
         if self._keeps:  # a +U is beside a -U, of the same record
             kept = late.filter(pc.not_equal(late.column(KIND), int(RowKind.UPDATE_BEFORE)))
             reasons = pa.repeat(LATE_REASON, len(kept))
             self.letters.append(as_letters(kept.column(BAD), reasons, BadRecord.LATE))
             late = late.slice(len(kept))
         self.count += len(late)
-        return changes.filter(pc.invert(is_late))
 
     def write_deleted(
         self, keys: pa.Table, orders: pa.BinaryArray, times: pa.Array, paths: list[str]

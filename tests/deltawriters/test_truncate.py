@@ -16,8 +16,10 @@ from hypothesis import strategies as st
 from changelog.rows import BAD, HASH, KIND, TRUNCATE, RowKind, order_column
 from deltawriters import CardinalityError, ContentFile, DeltaOptions, DeltaWriter, FileContent, TaskId
 from deltawriters.combine import combined
+from deltawriters.delta import WriteResult
 from deltawriters.keyindex import IndexSlice, RunInfo, high_hash
-from deltawriters.resolve import IndexResult, IndexTask
+from deltawriters.order_values import OrderColumns
+from deltawriters.resolve import IndexTask
 from sink.routing import KeyHash, is_truncate, to_all
 from sink.spark.exchange import owned, packed
 from sink.targets.iceberg.writers import IcebergTableSpec
@@ -136,23 +138,42 @@ def test_an_order_value_that_a_truncate_has_too_decides_nothing(tmp_path: Path) 
         written(table_at(tmp_path), DeltaOptions(KEY, show_values=False), tied)
 
 
+def wrote(folder: Path, events: Sequence[Event], runs: Sequence[RunInfo] = (), **of_slice: Any) -> WriteResult:
+    """What one task writes of a table with a key index. The TRUNCATEs come last."""
+    index = IndexTask(IndexSlice(str(folder), (), tuple(runs), {}, **of_slice), 0, 2**64, len(runs), f"run{len(runs)}")
+    writer = DeltaWriter(table_at(folder), DeltaOptions(KEY), TaskId(0, 1, f"op{len(runs)}"), index)
+    rows = batch(events)
+    truncates, is_good = is_truncate(rows.column(BAD)), rows.column(BAD).is_null()
+    hashes = high_hash([rows.column("id").fill_null(0)]).view(np.int64)
+    rows = rows.append_column(HASH, pa.array(hashes)).drop_columns([BAD])
+    writer.write(rows.filter(is_good))
+    if truncates.true_count:
+        writer.truncate(rows.filter(truncates))
+    return writer.close()
+
+
 def test_no_key_is_looked_up(tmp_path: Path) -> None:
     """The index has a run that isn't there any more: to look into it would fail."""
-
-    def wrote(events: Sequence[Event], *runs: RunInfo) -> IndexResult:
-        index = IndexTask(IndexSlice(str(tmp_path), (), runs, {}), 0, 2**64, len(runs), f"run{len(runs)}")
-        writer = DeltaWriter(table_at(tmp_path), DeltaOptions(KEY), TaskId(0, 1, f"op{len(runs)}"), index)
-        rows = batch(events)
-        truncates, is_good = is_truncate(rows.column(BAD)), rows.column(BAD).is_null()
-        hashes = high_hash([rows.column("id").fill_null(0)]).view(np.int64)
-        rows = rows.append_column(HASH, pa.array(hashes)).drop_columns([BAD])
-        writer.write(rows.filter(is_good))
-        writer.truncate(rows.filter(truncates))
-        result = writer.close().index
-        assert result is not None
-        return result
-
-    (run,) = wrote([(RowKind.INSERT, 1, 1), (None, 0, 0)]).runs
-    (tmp_path / run.name).unlink()
-    result = wrote([(RowKind.INSERT, 1, 1), (RowKind.INSERT, 3, 2), (None, 2, 0)], run)
+    first = wrote(tmp_path, [(RowKind.INSERT, 1, 1), (None, 0, 0)]).index
+    assert first is not None
+    (tmp_path / first.runs[0].name).unlink()
+    result = wrote(tmp_path, [(RowKind.INSERT, 1, 1), (RowKind.INSERT, 3, 2), (None, 2, 0)], first.runs).index
+    assert result is not None
     assert (result.inserted, result.old_rows, [found.entries for found in result.runs]) == (1, [], [1])
+
+
+def test_a_row_that_a_truncate_removes_makes_no_change_late(tmp_path: Path) -> None:
+    """A backfill wrote the row with the order value of its snapshot, and the stream is behind."""
+    order = OrderColumns(("amount",))
+    first = wrote(tmp_path, [(RowKind.INSERT, 100, 1)], order=order).index
+    assert first is not None
+    changes = [(RowKind.INSERT, 60, 1), (RowKind.INSERT, 55, 2), (RowKind.INSERT, 40, 3)]
+    result = wrote(tmp_path, changes, first.runs, order=order)
+    assert (result.late, result.rows["+I"]) == (1, 2)
+    result = wrote(tmp_path, [*changes, (None, 50, 0)], first.runs, order=order)
+    assert result.index is not None
+    assert (result.late, result.rows["+I"], result.index.inserted) == (0, 3, 2)
+    floor = order.of_rows(pa.table({"amount": [58]}))[0].as_py()  # of a TRUNCATE that came before
+    result = wrote(tmp_path, [*changes, (None, 50, 0)], first.runs, order=order, floor=floor)
+    assert result.index is not None
+    assert (result.late, result.rows["+I"], result.index.inserted) == (2, 1, 1)
