@@ -210,13 +210,13 @@ class DeltaWriter:
         return taken[0], taken[1]
 
     def _settle_late(self, index: IndexTask | None) -> None:
-        """Leave late changes out. After a TRUNCATE only its own order value, or an earlier one's, says what is late: the
-        rows are gone by which they were late.
+        """Leave late changes out. After a TRUNCATE those aren't late that were late by rows which it removes.
 
         :param index: of the empty table after a TRUNCATE.
         """
         for late in self._came_late:
-            assert self._late is not None and index is not None
+            assert self._late is not None
+            assert index is not None
             if self._whole.barrier is not None:
                 changes, late = self._late.divided(late, index)
                 self._take_in(changes)

@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 import numpy.typing as npt
 import pyarrow as pa
+import pyarrow.compute as pc
 
 from changelog.rows import HASH
 from deltawriters.arrow_types import large_type, storage
@@ -172,17 +173,19 @@ def rows_of(table: TableSpec, index: IndexTask, key: Sequence[str], changes: pa.
     return located, np.bincount(located.query, minlength=len(changes))
 
 
-def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]:
+def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows] | None:
     """Rows of the commit's keys in files that other writers wrote or changed after the look-up. The commit has to
-    delete them too.
+    delete them too. None if a change of the commit is late by now.
 
     :param own: the runs that the commit's tasks wrote.
-    :param others: runs with all live rows of these files.
+    :param others: runs with all live rows of these files, and with what other sinks have deleted.
     """
     found: dict[str, list[OldRows]] = {}
     for info in own.runs:  # one by one, so that memory is bounded by the largest
         run = open_run(own.io, own.location, info)
         at = others.probe(run.high, run.low, 0, 2**64)
+        if run.order is not None and at.latest is not None and pc.any(pc.less(run.order, at.latest)).as_py():
+            return None
         for old in by_file(at.file, at.pos, at.files):
             found.setdefault(old.file.path, []).append(old)
     return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]

@@ -134,12 +134,12 @@ class DeletedKeys:
 
 
 def emptied(version: IndexVersion, floor: str) -> IndexVersion:
-    """The version after a TRUNCATE of the source.
+    """The version after a TRUNCATE of the source. What other sinks have deleted is read again.
 
     :param floor: its order value.
     """
     merged = (*version.merged, *(name for name, _ in version.deleted))
-    return IndexVersion(version.encoding, version.sequence, floor=floor, merged=merged, others=version.others)
+    return IndexVersion(version.encoding, version.sequence, floor=max(version.floor, floor), merged=merged)
 
 
 def _names(version: IndexVersion) -> set[str]:

@@ -282,20 +282,21 @@ class KeyIndex:
         changes = self._catch_up()
         if changes is None or self._base == base:
             return None
-        if refused.truncates:  # whatever others did, the commit removes it, and tasks have looked nothing up
-            return refused.meanwhile
+        if self._deleted is not None:
+            self._version = self._with_deletes_of_others(self._synchronized(), self._deleted)
         new = tuple(run for run in self._synchronized().runs if run not in before)
+        if refused.truncates:  # whatever others did, the commit removes it, and tasks have looked nothing up
+            new = ()
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
         own = tuple(run for result in results for run in result.runs)
-        rows = list[OldRows]()
-        if new:
-            rows = rows_written_meanwhile(
-                IndexSlice(slice_.location, slice_.io_properties, own, {}),
-                IndexSlice(slice_.location, slice_.io_properties, new, {}),
-            )
-        if rows and self._late is not None:
-            return None  # changes that weren't late may be late now
+        rows: list[OldRows] | None = []
+        if new or self._late is not None:
+            rows = rows_written_meanwhile(replace(self._empty_slice, runs=own), replace(self.slice(), runs=new))
+        if rows is None:
+            return None  # changes that weren't late are late now
+        if refused.truncates:
+            return refused.meanwhile
         read = {path for result in results for path in result.completed_from}
         if read and (rows or read & (changes.removed | {file.path for file in changes.files})):
             return None  # partial rows may have been completed from what others have changed now

@@ -11,8 +11,13 @@ from pathlib import Path
 from random import Random
 
 from changelog.rows import RowKind
-from tests.memory.stories import REGIONS, Content, Key, Message, Player, Row, Story, _key_of
+from sink.config import Config
+from sink.table.microbatch import TableSink
+from sink.table.patterns import resolve_tables
+from tests.memory.storage import Clock
+from tests.memory.stories import REGIONS, TARGET, Content, Key, Message, Player, Row, Story, _key_of
 from tests.memory.table import Snapshot
+from tests.memory.writers import parquet
 
 _VERBS = {"set", "delete", "change key", "repeat", "truncate"}
 
@@ -96,6 +101,55 @@ class LatePlayer(Player):
                     rows[row] += 1
         self.deleted[snapshot.id] = deleted
         return +rows
+
+
+class TwoSinks(LatePlayer):
+    """A stream and a backfill of one table. Its key is the column `a`, and `value` has the order values."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(Story((), (), mode="upsert", late=True), folder)
+        self.folder = folder
+        self._end = 0
+
+    def process(self, name: str, other: str) -> TableSink:
+        """A process of a sink, before its first micro-batch."""
+        table = {
+            "source": "/nowhere/t",
+            "target": TARGET,
+            "key": ["a"],
+            "order_by": ["value"],
+            "late": "drop",
+            "merge_small_files": False,
+            "shared_with": [other],
+        }
+        config = Config.model_validate(
+            {
+                "sink": {"id": name, "checkpoint": "/nowhere"},
+                "source": {"type": "files", "format": "row-kind"},
+                "catalogs": {"lake": {"type": "delta", "warehouse": "/nowhere"}},
+                "tables": [table],
+            }
+        )
+        self.config, self.index = (config, resolve_tables(config, ())[0]), self.folder / name
+        return self.opened(Clock())
+
+    def apply(self, sink: TableSink, *changes: tuple[RowKind | None, int, int]) -> None:
+        """A micro-batch of changes: kind (None: a TRUNCATE), key and order value."""
+        rows = [(kind, (key, "b", "eu", order)) for kind, key, order in changes]
+        self.messages = [
+            Message((), {}, truncates=True) if kind is None else Message(((kind, row),), {}) for kind, row in rows
+        ]
+        self.orders, self._end = [order for *_, order in changes], self._end + 1
+        sink.apply_batch(0, replace(self._batch(0, len(changes)), end={"offset": self._end}))
+
+    @property
+    def rows(self) -> dict[int, int]:
+        """The table: key -> order value."""
+        found = dict[int, int]()
+        for file in self.store.live.values():
+            rows = parquet(self.store.contents[file.path]).to_pylist()
+            found |= {row["a"]: row["value"] for number, row in enumerate(rows) if number not in file.deleted}
+        return found
 
 
 def _delayed(story: Story) -> tuple[list[Message], list[int]]:

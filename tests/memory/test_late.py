@@ -7,12 +7,14 @@ from typing import Any
 import pyarrow as pa
 import pytest
 
+from changelog.rows import RowKind
 from deltawriters import tombstones
 from deltawriters.keyindex import IndexSlice
 from deltawriters.late import LateChanges
 from deltawriters.order_values import OrderColumns
 from sink.table.deleted_keys import DeletedKeys
-from tests.memory.late import LatePlayer, late_story
+from sink.table.keyindex import KeyIndex
+from tests.memory.late import LatePlayer, TwoSinks, late_story
 from tests.memory.stories import Story, played, shrunk
 from tests.memory.test_stories import PARTS, SEED, STORIES
 
@@ -38,8 +40,78 @@ def test_late_changes_are_dropped(tmp_path: Path, part: int) -> None:
             pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
 
 
+TRUNCATE = (None, 0, 100)
+
+
+@pytest.mark.parametrize("in_between", [False, True])
+@pytest.mark.parametrize(
+    ("others", "first", "expected", "is_enough"),
+    [
+        ((RowKind.DELETE, 1, 100), (), {2: 10, 3: 50}, False),
+        ((RowKind.DELETE, 3, 100), (), {1: 50, 2: 10}, False),
+        (TRUNCATE, (), {}, False),
+        (TRUNCATE, ((None, 0, 40),), {}, False),
+        ((RowKind.UPDATE_AFTER, 1, 100), (), {1: 100, 2: 10, 3: 50}, False),
+        ((RowKind.UPDATE_AFTER, 1, 100), ((None, 0, 40),), {1: 50, 3: 50}, True),
+        ((RowKind.UPDATE_AFTER, 1, 20), (), {1: 50, 2: 10, 3: 50}, True),
+        (None, (), {1: 50, 2: 10, 3: 50}, True),
+    ],
+)
+def test_another_sink_of_the_table(
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    others: Any,
+    first: Any,
+    expected: Any,
+    is_enough: bool,
+    in_between: bool,
+) -> None:
+    """What it changes before the commit counts too. A compaction makes nothing late, nor does an earlier change: then
+    the micro-batch isn't written again, so a busy table can't block it for ever.
+    """
+    sinks, enough, waiting = TwoSinks(tmp_path), list[bool](), [1]
+    stream = sinks.process("stream", "backfill")
+    sinks.apply(stream, (RowKind.INSERT, 1, 10), (RowKind.INSERT, 2, 10))
+    backfill = sinks.process("backfill", "stream")
+    commit, look_up_again = backfill.table.commit, KeyIndex.look_up_again
+
+    def happen() -> None:
+        sinks._compact() if others is None else sinks.apply(stream, others)
+
+    def commit_after_others(request: Any) -> Any:
+        if in_between and waiting and waiting.pop():
+            happen()
+        return commit(request)
+
+    def looked_up_again(self: KeyIndex, *args: Any) -> Any:
+        found = look_up_again(self, *args)
+        enough.append(found is not None)
+        return found
+
+    monkeypatch.setattr(backfill.table, "commit", commit_after_others)
+    monkeypatch.setattr(KeyIndex, "look_up_again", looked_up_again)
+    if not in_between:
+        happen()
+    sinks.apply(backfill, *first, (RowKind.UPDATE_AFTER, 1, 50), (RowKind.UPDATE_AFTER, 3, 50))
+    assert sinks.rows == expected
+    assert enough in ([], [is_enough] * in_between)
+
+
+def test_a_truncate_says_nothing_of_later_ones(tmp_path: Path) -> None:
+    """Neither of a later TRUNCATE, nor of what another sink deleted later."""
+    sinks = TwoSinks(tmp_path)
+    stream, backfill = sinks.process("stream", "backfill"), sinks.process("backfill", "stream")
+    sinks.apply(stream, (RowKind.INSERT, 1, 10), (RowKind.DELETE, 2, 100))
+    sinks.apply(backfill, (RowKind.UPDATE_AFTER, 2, 60))
+    assert sinks.rows == {1: 10}
+    sinks.apply(backfill, (None, 0, 50))
+    sinks.apply(backfill, (None, 0, 40))
+    sinks.apply(backfill, *((RowKind.UPDATE_AFTER, key, order) for key, order in ((1, 45), (2, 60), (3, 60))))
+    assert sinks.rows == {3: 60}
+
+
 def _apply_late_changes(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(LateChanges, "without", lambda self, changes: changes)
+    patch.setattr(LateChanges, "divided", lambda self, changes, index: (changes, changes.slice(0, 0)))
 
 
 def _forget_deleted_keys_with_the_index(patch: pytest.MonkeyPatch) -> None:
