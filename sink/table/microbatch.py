@@ -65,7 +65,7 @@ from sink.table.task_plans import TaskPlans, is_small
 from sink.table.telling import committed, copied, log_committed
 from sink.table.written import Begun, Written, sum_up
 from sink.targets.notes import ROWS, SINK_ID
-from sink.targets.own_position import own_position
+from sink.targets.own_position import others_positions, own_position
 from sink.targets.own_state import (
     start_position,
 )
@@ -393,7 +393,13 @@ class TableSink:
         index = None if meanwhile is None else self._index_commit(written, meanwhile)
         if index is None:
             return None
-        return replace(request, base_snapshot=index.base, index=index, metrics=index.added_to(written.metrics))
+        metrics = index.added_to(written.metrics)
+        return replace(request, base_snapshot=index.base, index=index, metrics=metrics, others=self._others)
+
+    @property
+    def _others(self) -> Mapping[str, str] | None:
+        """See `ChangeSet.others`."""
+        return None if self.plan.late is None else others_positions(self.table, self._open.prefix)
 
     def _lacks_deletes(self, request: ChangeSet) -> bool:
         """Whether others have added rows to the table, which was empty when the files were written."""
@@ -597,6 +603,7 @@ class TableSink:
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
             metrics=written.metrics if index is None else index.added_to(written.metrics),
             index=index,
+            others=self._others,
         )
 
     def _index_commit(self, written: Written, meanwhile: Meanwhile) -> IndexCommit | None:

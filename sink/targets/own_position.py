@@ -4,7 +4,7 @@ import json
 from collections.abc import Mapping
 
 from sink.errors import FencedError, RolledBackError, TableError
-from sink.targets.seam import Table
+from sink.targets.seam import Table, TableView
 from sink.targets.values import StoredPosition
 
 
@@ -36,6 +36,11 @@ def own_position(
         "one was working. This one stops; nothing was applied twice. If both are meant to run, give one its own "
         "sink.id."
     )
+
+
+def others_positions(table: TableView, prefix: str) -> dict[str, str]:
+    """The positions of other sinks, by prefix, as the table stores them."""
+    return {owner: text for owner, text in table.stored("position").items() if owner != prefix}
 
 
 def check_idle(table: Table, prefix: str, state: Mapping[str, str]) -> None:

@@ -21,7 +21,7 @@ from pyspark.sql import SparkSession
 from changelog.rows import LATE_REASON
 from sink.errors import ConfigError, TableError
 from tests.delta.harness import DeltaJob
-from tests.sink.harness import Job, crashing
+from tests.sink.harness import Job, before_commit, crashing
 from tests.sink.test_kafka import KafkaJob
 from tests.stack.kafka import Kafka
 
@@ -105,6 +105,22 @@ def test_a_second_source_of_the_same_keys(spark: SparkSession, tmp_path: Path) -
     stream.write_records([change("+I", 8, 2, "late"), change("+U", 8, 7, "late"), change("+U", 5, 3, "late")])
     stream.run()
     assert regions(stream) == {1: "stream", 4: "stream", 5: "backfill", 6: "backfill"}
+
+
+@pytest.mark.parametrize("number", [1, 9])
+def test_another_sink_deletes_between_look_up_and_commit(spark: SparkSession, tmp_path: Path, number: int) -> None:
+    """Also a key that has no row, so that no file changes."""
+    stream = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    backfill = replace(
+        stream, spark=spark.newSession(), folder=tmp_path / "backfill", sink_id="other", checkpoint=Path()
+    )
+    stream.write_records([change("+I", 5, 1, "stream"), change("+I", 5, 2, "stream")])
+    stream.run()
+    stream.write_records([change("-D", 9, number)])
+    backfill.write_records([change("+U", 7, number, "late"), change("+U", 7, 2, "backfill")])
+    with before_commit(stream.run):
+        backfill.run()
+    assert regions(stream) == {2: "backfill"} | ({1: "stream"} if number == 9 else {})
 
 
 @pytest.mark.parametrize("kind", [Job, DeltaJob])

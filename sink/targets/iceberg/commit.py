@@ -26,7 +26,7 @@ from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.state import Layout
-from sink.targets.own_position import check_idle, own_position
+from sink.targets.own_position import check_idle, others_positions, own_position
 from sink.targets.retries import Retries
 from sink.targets.values import OF_POSITION, ChangeSet, Done, Outcome, Refused, Rewrite, Unknown
 
@@ -153,7 +153,7 @@ class IcebergCommitter:
             stored["index"] = request.index.stored
         transaction = table.java.newTransaction()  # of metadata that it reads anew
         table.look()
-        refused = self._other_layout(request) or self._out_of_reach(request)
+        refused = self._other_layout(request) or self._out_of_reach(request) or self._others_went_on(request)
         if refused is not None:
             return refused
         # a table that was replaced meanwhile may have no snapshot, and then Iceberg validates nothing
@@ -192,6 +192,14 @@ class IcebergCommitter:
         if specs - {self._table.spec.unpartitioned_spec_id} and self._table.has_other_specs():
             return Refused("there are rows of another partition spec, which equality deletes don't reach")
         return None
+
+    def _others_went_on(self, request: ChangeSet) -> Refused | None:
+        """A refusal if other sinks have committed where that matters. To Iceberg, a commit without files is no
+        conflict. What others commit after this look, and before the transaction's own, isn't noticed.
+        """
+        if request.others is None or others_positions(self._table, request.prefix) == request.others:
+            return None
+        return Refused("another sink has committed, and may have deleted keys")
 
     def _row_delta(self, transaction: JavaObject, request: ChangeSet) -> JavaObject:
         """New files, and deletes of earlier rows."""
