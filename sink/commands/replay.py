@@ -20,6 +20,9 @@ this id commits at the same time, one of both commits is refused.
 If the topic no longer has a letter's record (retention, compaction), nobody can tell which records came after it. The
 replay leaves such a letter alone, unless the user asks to apply it as if the key had not changed since.
 
+Changes that are late are left out, also with `late: dead-letter`: only the key's last change counts. Letters of class
+`late` stay. Their changes were left out since the table has newer ones, which the topic may have before them.
+
 A partial update builds on the row that the table has, like in a micro-batch: of the key's later changes, the values
 that it lacks are in this row already, and those that it has are applied again after it.
 """
@@ -34,7 +37,7 @@ from pyspark.sql import functions as F
 
 from changelog.amounts import amount
 from changelog.decoding import CHANGES_PER_RECORD
-from changelog.rows import BAD, order_column
+from changelog.rows import BAD, BadRecord, order_column
 from sink.config import Config
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
@@ -67,6 +70,7 @@ class Replayed:
     :param refused: letters that still can't be decoded, by error class.
     :param ahead: letters that the table's position hasn't passed.
     :param gone: letters whose records the topic no longer has.
+    :param late: letters of late changes, which nothing is done with.
     """
 
     table: str
@@ -74,9 +78,11 @@ class Replayed:
     refused: Mapping[str, int]
     ahead: int
     gone: int
+    late: int = 0
 
     @property
     def left(self) -> int:
+        """Letters that another replay may apply."""
         return sum(self.refused.values()) + self.ahead + self.gone
 
     def __str__(self) -> str:
@@ -88,6 +94,8 @@ class Replayed:
             text += f"; {self.ahead:,} not passed yet: rowdelta run comes first"
         if self.gone:
             text += f"; {self.gone:,} gone from the topic: --force applies them as they are stored"
+        if self.late:
+            text += f"; {self.late:,} late, which replay leaves alone (to remove: DELETE FROM)"
         return text
 
 
@@ -103,9 +111,12 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
             "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected "
             "records into a new change file instead; then delete the dead letters by SQL."
         )
-    # a replay repeats changes that the table already has; only mode upsert allows that
+    # a replay repeats changes that the table already has; only mode upsert allows that, and they aren't letters
     tables = [
-        table if table.mode == "append" else table.model_copy(update={"mode": "upsert"}) for table in config.tables
+        table
+        if table.mode == "append"
+        else table.model_copy(update={"mode": "upsert", "late": "apply" if table.late == "apply" else "drop"})
+        for table in config.tables
     ]
     config = config.model_copy(update={"tables": tables})
     source = open_source(spark, config, {})
@@ -156,6 +167,8 @@ class _Replay:
         target, position = self._section.target, self._sink.position or {}
         # Spark must not read the dead-letter table again after the letters are removed from it
         letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
+        is_late = F.col("error_class") == BadRecord.LATE
+        late, letters = letters.where(is_late).count(), letters.where(~is_late)
         log.info("%s: decoding %s", target, amount(letters.count(), "dead letter"))
         changes = self._sink.decoded(_as_records(letters.where("passed")))
         refused = changes.where(is_bad(changes)).select(f"{BAD}.*").select(*RECORD).distinct().localCheckpoint()
@@ -181,6 +194,7 @@ class _Replay:
             refused={row[0]: row[1] for row in still_refused.orderBy("error_class").collect()},
             ahead=letters.where("not passed").count(),
             gone=0 if force else gone.count(),
+            late=late,
         )
 
     def _first(self, letters: DataFrame) -> dict[int, int]:

@@ -47,13 +47,14 @@ what stays in the dead-letter table:
   gone             the topic no longer has the record (retention, compaction), and perhaps it has also lost newer
                    changes of the key. With --force these are applied as they are stored, together with what the topic
                    still has
+  late             the table has newer changes of the key; these letters are for you to look at (to remove: DELETE FROM)
 
 safe:
   The rows are one commit, and the removal of the letters is another one after it. If replay ends in between, replay
   again: the result is the same. The rows' commit doesn't change the sink's position, and is made with the sink's id: if
   a replay and a run work at the same time, one of them is refused (exit 4). Stop the sink first.
 
-exit code 3: letters of the selection are left.
+exit code 3: letters of the selection are left, other than late ones.
 """
 
 

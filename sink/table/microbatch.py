@@ -565,7 +565,8 @@ class TableSink:
         state = replace(
             self._in_topic(before),
             undecoded=written.undecoded_since(before.undecoded),
-            late=before.late + written.late,
+            # a replay of dead letters reads nothing new
+            late=before.late + (0 if dict(end) == dict(self.position or {}) else written.late),
             source_tables=self.stated.source_tables or before.source_tables,
             key=self.stated.key if self.stated.key.columns else before.key,
         )
@@ -574,7 +575,7 @@ class TableSink:
             known = frozenset[int]() if written.truncates else before.streamed_before(self.position)
             state = replace(state, streamed=known | written.streamed_partitions)
         elif self._config.source.type == "kafka" and dict(end) != dict(self.position or {}):
-            # a replay of dead letters reads nothing new, and has this mode in each table
+            # a replay has this mode in each table
             state = replace(state, streamed=None)
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 

@@ -460,6 +460,31 @@ def test_replay_of_a_selection(job: KafkaJob, command: Any) -> None:
     assert command(corrected(job), "replay", "--table", "lake.no.such")[0] == 2
 
 
+def test_replay_leaves_out_late_changes_and_their_letters(job: KafkaJob) -> None:
+    def ordered(order: int, *words: Any) -> tuple[Any, Any]:
+        key, value = change(*words)
+        return key, value | {"source": {"lsn": order}}
+
+    job.table = {"order_by": ["source.lsn"], "late": "dead-letter"}
+    job.produce([ordered(5, "c", 1, "first"), ordered(7, "u", 1, "refused", "7.00"), ordered(1, "c", 2, "b", "2.00")])
+    job.run()
+    job.produce([ordered(6, "u", 1, "not late yet"), ordered(8, "u", 1, "newest")])
+    job.run()
+    job.produce([ordered(3, "u", 1, "late")])
+    job.run()
+    assert [letter["error_class"] for letter in letters(job)] == ["type_mismatch", "type_mismatch", "late"]
+    outcome = replayed(job)
+    assert outcome == Replayed(job.target(), applied=2, refused={}, ahead=0, gone=0, late=1)
+    assert (str(outcome), outcome.left) == (
+        f"{job.target()}: 2 replayed; 1 late, which replay leaves alone (to remove: DELETE FROM)", 0
+    )  # fmt: skip
+    assert content(job) == {1: ("newest", None), 2: ("b", "2.00")}
+    assert [letter["error_class"] for letter in letters(job)] == ["late"]
+    assert "rowdelta.shop.late" not in job.properties(), "what is read again came in time"
+    assert replayed(job, error_class="late").late == 1
+    assert content(job) == {1: ("newest", None), 2: ("b", "2.00")}
+
+
 def test_replay_completes_partial_updates_as_soon_as_their_rows_are_there(job: KafkaJob) -> None:
     unavailable = "__debezium_unavailable_value"
     job.produce([change("u", 1, unavailable), change("c", 2, "b", "2.00"), change("u", 2, unavailable)])
