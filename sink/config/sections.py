@@ -449,8 +449,11 @@ class TableSection(Section):
 
     @property
     def keeps_unavailable(self) -> bool:
-        """Whether updates may lack values, which are then those of the table's row."""
-        return self.unavailable != "reject" and self._cannot_keep is None
+        """Whether updates may lack values, which are then those of the table's row. If late changes are left out, the
+        row may have missed such a value, so there the user must say it.
+        """
+        wanted = self.unavailable or ("keep" if self.late == "apply" else "reject")
+        return wanted == "keep" and self._cannot_keep is None
 
     @property
     def _cannot_keep(self) -> str | None:
@@ -507,6 +510,10 @@ class TableSection(Section):
             name: self.order_column if number == 1 else f"{self.order_column}_{number}"
             for number, name in enumerate(names, 1)
         }
+
+    def may_hold_order(self, column: str) -> bool:
+        """Whether a column may be left from a time with `late: drop`, by its name."""
+        return re.fullmatch(rf"(_order|{re.escape(self.order_column)})(_\d+)?", column) is not None
 
     @model_validator(mode="after")
     def _order_fits(self) -> Self:

@@ -357,7 +357,7 @@ def declared_changes(plan: TablePlan, files: Mapping[str, T.StructType]) -> Obse
                     f"{target}: {path} has no column {field.name!r}. Its columns must be: {', '.join(own.names)}. "
                     "Write the file again with the column, or correct tables[].columns."
                 )
-            if dtype is None and changes == "fail":
+            if dtype is None and changes == "fail" and not plan.section.may_hold_order(optional[field.name]):
                 observed = merged_types(observed, {optional[field.name]: MISSING})
             if dtype is not None and changes != "ignore" and _has_more(dtype, field.dataType):
                 raise DataError(
@@ -582,7 +582,7 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
                 f"{section.target}: column {field.name} is {have.simpleString()}, but columns says "
                 f"{field.dataType.simpleString()}. Correct columns to fit the table, or leave columns out."
             )
-    extra = [name for name in actual if name not in wanted.names]
+    extra = [name for name in actual if name not in wanted.names and not section.may_hold_order(name)]
     if extra and section.schema_changes != "evolve":
         raise TableError(
             f"{section.target} has a column {extra[0]!r} that columns doesn't name. Add it, or leave columns out."

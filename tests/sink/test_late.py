@@ -247,6 +247,21 @@ def test_columns_that_do_not_hold_the_order_are_refused(
         job.run()
 
 
+@pytest.mark.parametrize("schema_changes", ["evolve", "ignore", "fail"])
+def test_late_changes_are_applied_again_and_the_column_stays(
+    spark: SparkSession, tmp_path: Path, schema_changes: str
+) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position")
+    job.write_records([change("+I", 10, 1, "new"), change("+I", 10, 2, "stays")])
+    job.run()
+    job.table = {"schema_changes": schema_changes}
+    job.write_records([change("+U", 9, 1, "late"), change("+I", 9, 3, "new")])
+    job.run()
+    assert {row["id"]: (row["region"], row["_order"]) for row in job.rows()} == {
+        1: ("late", None), 2: ("stays", 10), 3: ("new", None)
+    }  # fmt: skip
+
+
 @pytest.fixture
 def topic(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> KafkaJob:
     tables = {"orders": {"id": "bigint", "customer": "string"}}
@@ -274,6 +289,24 @@ def test_partitions_are_added_and_keys_move(topic: KafkaJob, kafka: Kafka) -> No
     topic.produce([event({"lsn": 11}, 0, 1, "late"), event({"lsn": 12}, 0, 2, "late"), event({"lsn": 13}, 0, 3, "new")])
     topic.run()
     assert {row["id"]: row["customer"] for row in topic.rows()} == {1: "newest", 3: "new", 4: "first"}
+
+
+@pytest.mark.kafka
+def test_an_update_that_lacks_values_is_a_dead_letter_unless_the_user_keeps_it(topic: KafkaJob, kafka: Kafka) -> None:
+    """A late one may have values that the table's row, by a later update without them, has missed."""
+    topic.table = {"order_by": ["source.lsn"], "late": "drop"}
+    kafka.create_topic(topic.topic())
+    topic.produce([event({"lsn": 1}, 0, 1, "a"), event({"lsn": 3}, 0, 1, "__debezium_unavailable_value")])
+    topic.run()
+    letters = topic.spark.table(f"lake.{topic.name}.dead_letters").collect()
+    assert [(letter["offset"], letter["error_class"]) for letter in letters] == [(1, "unavailable_value")]
+    topic.produce([event({"lsn": 2}, 0, 1, "b")])
+    topic.run()
+    topic.table = {**topic.table, "unavailable": "keep"}
+    topic.produce([event({"lsn": 4}, 0, 1, "__debezium_unavailable_value"), event({"lsn": 3}, 0, 1, "late")])
+    topic.run()
+    assert [(row["customer"], row["_order"]) for row in topic.rows()] == [("late", 4)]
+    assert topic.spark.table(f"lake.{topic.name}.dead_letters").count() == 1
 
 
 @pytest.mark.kafka
