@@ -72,7 +72,7 @@ class LateChanges:
 
         :param keys: the key columns, at least one row.
         :param orders: the order values of the deletes.
-        :param times: when the keys were deleted (`deleted_at`).
+        :param times: see `deleted_at`.
         :param paths: gets the file's path before it is written.
         :return: its name and the number of keys.
         """
@@ -85,12 +85,13 @@ class LateChanges:
 
 
 def deleted_at(orders: pa.Table) -> pa.Array:
-    """When keys were deleted (timestamp, UTC): by the first order column if it is a time, else now.
+    """From when on it counts how long keys are deleted (timestamp, UTC): from now, or from the time in the first order
+    column if that is later. It may be much earlier, since a backlog is read.
 
     :param orders: the order columns of the deletes.
     """
     first, dtype = storage(orders.column(order_column(0))), pa.timestamp("us", "UTC")
-    now = pa.scalar(int(time.time() * 1_000_000), pa.int64()).cast(dtype)
+    now = pa.scalar(int(time.time() * 1_000_000), pa.int64())
     if not pa.types.is_timestamp(first.type) and not pa.types.is_date(first.type):
-        return pa.repeat(now, len(first))
-    return pc.fill_null(first.cast(pa.timestamp("us")).cast(pa.int64()).cast(dtype), now)
+        return pa.repeat(now.cast(dtype), len(first))
+    return pc.max_element_wise(first.cast(pa.timestamp("us")).cast(pa.int64()), now).cast(dtype)

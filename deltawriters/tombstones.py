@@ -2,8 +2,8 @@
 
 The key index knows them too. These files are for an index that is built again, and for other sinks of the table. Each
 is a Parquet file with the key's columns by the table's names and in its types, `_rowdelta_order` (binary,
-`changelog.order_values`) and `_rowdelta_deleted_at` (timestamp, microseconds, UTC): when the row was deleted. Its name
-begins with the time of its last delete.
+`changelog.order_values`) and `_rowdelta_deleted_at` (timestamp, microseconds, UTC): from when on it counts how long the
+row is deleted (`deltawriters.late.deleted_at`). Its name begins with the last of these times.
 """
 
 from collections.abc import Iterable, Sequence
@@ -28,7 +28,7 @@ def folder_of(location: str) -> str:
 
     :param location: root of the table's files.
     """
-    return f"{location}/_rowdelta/deleted"
+    return f"{location.rstrip('/')}/_rowdelta/deleted"
 
 
 def last_delete(name: str) -> int:

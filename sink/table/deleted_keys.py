@@ -17,6 +17,7 @@ import pyarrow as pa
 
 from deltawriters import tombstones
 from deltawriters.keyindex.versions import IndexVersion
+from deltawriters.resolve import key_columns
 from deltawriters.scratch import Scratch
 from sink.table.table_plan import LateOrder
 from sink.targets.seam import Table
@@ -27,6 +28,11 @@ _MOST_SMALL = 16
 """So many small files are left as they are. One more, and they become one."""
 _LARGE = 1_000_000
 """A file with more keys isn't small."""
+_LARGER = 4
+"""A file with so many times the keys of all smaller ones isn't merged with these: each key is written again only a few
+times."""
+_MOST_MERGED = 256
+"""So many merged files are kept for a rollback, and the names are in each version."""
 
 STORED = "deleted"
 """What a commit stores of it, by this name, beside the name of the key index's version."""
@@ -45,6 +51,8 @@ class DeletedKeys:
         self._spec = late.columns.spec
         self._late = late
         self._prefix = prefix
+        self._left_out = set[str]()
+        """Names of files that were left out, of which the log tells."""
 
     @property
     def _folder(self) -> str:
@@ -104,8 +112,26 @@ class DeletedKeys:
                     name,
                 )
                 continue
-            found += [] if rows is None else [rows]
+            if rows is None:
+                self._tell_left_out(name)
+                continue
+            keys = rows.select(self._key)
+            for number, column in enumerate(key_columns(self._table.spec, keys)):  # the table's may be wider by now
+                rows = rows.set_column(number, self._key[number], column)
+            found.append(rows)
         return found
+
+    def _tell_left_out(self, name: str) -> None:
+        if name in self._left_out:
+            return
+        self._left_out.add(name)
+        log.warning(
+            "%s: %s/%s is left out: its keys were deleted when the table's key or order_by was another one, so the "
+            "order of their deletes says nothing now, and a late change may bring their rows back",
+            self._table.name,
+            self._folder,
+            name,
+        )
 
     def followed_by(self, version: IndexVersion, new: Collection[tuple[str, int]], scratch: Scratch) -> IndexVersion:
         """A version with more files, or with one in the place of many small ones.
@@ -115,22 +141,41 @@ class DeletedKeys:
         horizon = self.horizon
         files = [(name, rows) for name, rows in version.deleted if tombstones.last_delete(name) >= horizon]
         merged = tuple(name for name in version.merged if tombstones.last_delete(name) >= horizon)
-        small = [name for name, rows in files if rows <= _LARGE]
-        if len(small) > _MOST_SMALL and (parts := self.read(small)):
+        taken = _to_merge(files)
+        if taken:
+            files = [(name, rows) for name, rows in files if name not in taken]
+            merged += taken
+        if parts := self.read(taken):
             rows = tombstones.since(parts, horizon)
             name = tombstones.name_of(rows, uuid4().hex)
             scratch.add(f"{self._folder}/{name}")
             tombstones.write_tombstones(self._table.spec.io, self._folder, name, self._spec, rows)
-            files = [*((old, count) for old, count in files if old not in small), (name, len(rows))]
-            merged += tuple(small)
-        files += new
-        return replace(version, deleted=tuple(files), merged=merged)
+            files.append((name, len(rows)))
+        return replace(version, deleted=(*files, *new), merged=merged[-_MOST_MERGED:])
 
     def delete_unneeded(self, old: IndexVersion, new: IndexVersion) -> None:
-        """Delete the files that a version no longer has, since their time is over."""
+        """Delete the files that a version no longer has: their time is over, or they were merged long ago."""
         for name in _names(old) - _names(new):
             with suppress(OSError):  # it costs nobody anything but its place
                 self._table.spec.io.delete(f"{self._folder}/{name}")
+
+
+def _to_merge(files: Sequence[tuple[str, int]]) -> tuple[str, ...]:
+    """Names of the files that become one: the smallest ones, without those that are much larger than the rest. None if
+    there are few small ones.
+
+    :param files: name and number of keys.
+    """
+    small = sorted((rows, name) for name, rows in files if rows <= _LARGE)
+    if len(small) <= _MOST_SMALL:
+        return ()
+    total, taken = small[0][0], [small[0][1]]
+    for rows, name in small[1:]:
+        if rows > _LARGER * total:
+            break
+        total += rows
+        taken.append(name)
+    return tuple(taken) if len(taken) > 1 else ()
 
 
 def emptied(version: IndexVersion, floor: str) -> IndexVersion:
