@@ -34,6 +34,8 @@ def evolved(observed: dict[str, str], **table: Any) -> dict[str, T.DataType | No
     return evolved_columns(plan, observed, CAPABILITIES["iceberg"])
 
 
+@pytest.mark.spark
+@pytest.mark.usefixtures("spark")
 @pytest.mark.parametrize(
     ("column", "observed", "dtype"),
     [
