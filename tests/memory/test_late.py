@@ -15,7 +15,7 @@ from deltawriters.order_values import OrderColumns
 from sink.table.deleted_keys import DeletedKeys
 from sink.table.keyindex import KeyIndex
 from tests.memory.late import LatePlayer, TwoSinks, late_story
-from tests.memory.stories import Story, played, shrunk
+from tests.memory.stories import Message, Process, Story, played, shrunk, tiny_thresholds
 from tests.memory.test_stories import PARTS, SEED, STORIES
 
 
@@ -150,7 +150,6 @@ def _forget_the_order_of_moved_rows(patch: pytest.MonkeyPatch) -> None:
         _apply_late_changes,
         _forget_deleted_keys_with_the_index,
         _forget_which_files_have_deleted_keys,
-        _lose_deleted_keys_when_files_are_merged,
         _forget_deletes_when_runs_are_merged,
         _forget_the_truncate,
         _forget_the_order_of_moved_rows,
@@ -162,3 +161,24 @@ def test_late_stories_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: 
     error = next((error for error in found if error is not None), None)
     assert error is not None, "no story was different"
     assert not isinstance(error, (TypeError, AttributeError, NameError)), error
+
+
+@pytest.mark.parametrize("is_mistaken", [False, True])
+def test_deleted_keys_survive_merges_of_their_files_and_the_loss_of_the_index(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_mistaken: bool
+) -> None:
+    if is_mistaken:
+        _lose_deleted_keys_when_files_are_merged(monkeypatch)
+    story = Story((), (Process((1,) * 8, then=("index lost",) * 20),), late=True)
+    player = LatePlayer(story, tmp_path)
+    rows = [(key, f"b{key}", "eu", order) for order in range(2) for key in range(4)]
+    said = [Message(((RowKind.UPDATE_AFTER, row),), {(row[0],): row}) for row in rows[:4]]
+    said += [Message(((RowKind.DELETE, row),), {(row[0],): None}) for row in rows[:4]]
+    player.messages = [*said, *(Message(((RowKind.UPDATE_AFTER, row),), {(row[0],): row}) for row in rows[4:])]
+    player.orders = [0] * 4 + [9] * 4 + [1] * 4
+    with tiny_thresholds(story):
+        if is_mistaken:
+            with pytest.raises(AssertionError, match="too much"):
+                player.play()
+        else:
+            player.play()
