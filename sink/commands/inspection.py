@@ -102,7 +102,11 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         warning = key.warning(plan.section)
         if warning is not None:
             yield f"  WARNING: {warning}"
-        order = ", ".join(name for name, _ in plan.changelog.order_by) or "topic, partition, offset"
+        descending = plan.changelog.descending
+        names = (f"{name} desc" if name in descending else name for name, _ in plan.changelog.order_by)
+        order = ", ".join(names) or "topic, partition, offset"
+        if plan.late is not None:
+            order += "; late changes are left out" + (", as dead letters" if plan.changelog.keeps_late else "")
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)

@@ -19,6 +19,7 @@ from confluent_kafka.cimpl import NewPartitions
 from pyspark.sql import SparkSession
 
 from changelog.rows import LATE_REASON
+from sink.commands.inspection import check, status
 from sink.errors import ConfigError, TableError
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job, before_commit, crashing
@@ -59,6 +60,8 @@ def test_late_changes_are_dropped(
     job.run()
     assert regions(job) == {1: "same", 2: "new", 4: "first"}
     assert {row["id"]: row["_order"] for row in job.rows()} == {1: 10, 2: 10, 4: 4}
+    assert any("ordered by seq; late changes are left out" in line for line in check(spark, job.config()))
+    assert "  late: 3 changes left out so far" in list(status(spark, job.config()))
 
     shutil.rmtree(job.index_folder)  # and the position says where the deleted keys are
     job.write_records([change("+I", 10, 3, "late"), change("+U", 9, 1, "late"), change("+U", 5, 4, "newer")])
