@@ -32,6 +32,14 @@ def rest_catalog() -> Iterator[RestCatalog]:
         yield catalog
 
 
+@pytest.fixture(autouse=True)
+def _active(spark: SparkSession) -> None:
+    """Spark looks a catalog up in the settings of the active session, which may be the second driver's of another test.
+    This makes the session the active one.
+    """
+    spark.createDataFrame([(0,)], "n int")
+
+
 @pytest.fixture(scope="module", params=["hadoop", "rest", "jdbc"])
 def catalog(
     request: pytest.FixtureRequest, spark: SparkSession, tmp_path_factory: pytest.TempPathFactory
