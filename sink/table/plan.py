@@ -173,6 +173,8 @@ def _missing_order(table: TableView, section: TableSection, path: str) -> list[T
 
     :raises TableError: the table has such a column, but with the values of another field.
     """
+    if section.late == "apply":
+        return []
     known = {column.name for column in table.columns()}
     fields = added_order_fields(section, known, path)
     for name, field in held_order(section, fields).items():
@@ -188,6 +190,8 @@ def _missing_order(table: TableView, section: TableSection, path: str) -> list[T
 
 
 def _add_order_columns(config: Config, table: Table, section: TableSection, path: str) -> None:
+    if section.late != "apply":
+        table.check_writable(copies=section.copies)  # before its columns are looked at
     missing = _missing_order(table, section, path)
     if not missing:
         return

@@ -212,8 +212,9 @@ def test_a_column_of_a_type_that_the_writers_do_not_know(dtype: str) -> None:
 
 
 @pytest.mark.spark
-def test_a_table_with_a_variant(spark: SparkSession, tmp_path: Path) -> None:
-    job = Job(spark, tmp_path)
+@pytest.mark.parametrize("late", ["apply", "drop"])
+def test_a_table_with_a_variant(spark: SparkSession, tmp_path: Path, late: str) -> None:
+    job = Job(spark, tmp_path, table={"late": late})
     job.write([("+I", {"id": 1, "region": "eu"})])
     spark.sql(
         f"CREATE TABLE {job.target} (id bigint, region string, v variant) USING iceberg "
