@@ -20,6 +20,7 @@ from deltawriters.keyindex.versions import IndexVersion
 from deltawriters.resolve import key_columns
 from deltawriters.scratch import Scratch
 from sink.table.table_plan import LateOrder
+from sink.targets.own_position import others_positions
 from sink.targets.seam import Table
 
 log = logging.getLogger("rowdelta")
@@ -66,8 +67,8 @@ class DeletedKeys:
     @property
     def _others(self) -> list[Mapping[str, Any]]:
         """What other sinks have stored."""
-        positions = self._table.stored("position").items()
-        indexes = (json.loads(text).get("index") or {} for prefix, text in positions if prefix != self._prefix)
+        positions = others_positions(self._table, self._prefix).values()
+        indexes = (json.loads(text).get("index") or {} for text in positions)
         return [index[STORED] for index in indexes if STORED in index]
 
     @property
@@ -161,7 +162,7 @@ class DeletedKeys:
 
 
 def _to_merge(files: Sequence[tuple[str, int]]) -> tuple[str, ...]:
-    """Names of the files that become one: the smallest ones, without those that are much larger than the rest. None if
+    """Names of the files that become one: the smallest ones, without those that are much larger than the rest. Empty if
     there are few small ones.
 
     :param files: name and number of keys.
