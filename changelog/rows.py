@@ -10,14 +10,20 @@ A *changelog row* is one change of one key. In Arrow (and, column by column, in 
 | `_rowdelta_snapshot`   | bool, optional      | the row comes from a snapshot read of the source (Debezium `r`)      |
 | `_rowdelta_bad`        | struct; null if good| the record (`BAD_FIELDS`), if it can't be applied or is a `TRUNCATE`  |
 | `_rowdelta_unavailable`| binary, optional    | the row is partial: which columns it lacks (`unavailable_bits`); or  |
-|                        |                     | it lacks none (no bytes), and its record is kept                     |
+|                        |                     | it isn't (no bytes), and its record is kept                          |
 | `_rowdelta_moved`      | string, optional    | a -U or -D of a row that went to another key (`changelog.moves`)     |
 | the table's columns    | the table's types   | the row; for -U and -D only key and partition source columns are read |
 
-A *partial* row is a +U without the values of some columns: the source didn't send them, since the update left them as
-they were. It is completed from the row that the table has. It has `_rowdelta_bad` too, for the case that the table has
-no such row: so whoever doesn't know partial rows takes it for a bad record, and nothing is lost or wrong. With
-`late: dead-letter` all rows have their records, since only the writer finds out which are late.
+A *partial* row lacks the values of some columns. It is completed from the row that its key has at that place in the
+order of changes, in the table or by an earlier change, and sets that row. If the key has no row, the kind decides:
+
+- +U: the source didn't send these values, since the update left them as they were. The change is a dead letter. So this
+  kind has `_rowdelta_bad` too: whoever doesn't know partial rows takes it for a bad record, and nothing is lost or
+  wrong.
+- +I: the row is set, with NULL in the columns that it lacks.
+- -U and -D: a soft delete, whose values mark the row as deleted. Nothing is set; it is a removal without values.
+
+With `late: dead-letter` all rows have their records, since only the writer finds out which are late.
 
 A -U or -D with `_rowdelta_moved` also has the row's other columns. It names the columns that tell which row it removes:
 it leaves a row alone that differs in one of them. If the first name is empty, it does so only with rows that the same

@@ -11,7 +11,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KIND, MOVED, ORDER, RowKind
+from changelog.rows import BAD, KIND, MOVED, ORDER, UNAVAILABLE, RowKind
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, collapse, dense_ids, settle, tied_rows
 from deltawriters.rowhash import row_hash
@@ -36,8 +36,8 @@ def combined(
     left_out: Callable[[dict[str, int]], None],
     buffer_bytes: int = BUFFER_BYTES,
 ) -> Iterator[pa.RecordBatch]:
-    """The last change of each key in each buffer of changes, and all bad records. Removals of rows that went to another
-    key stay too, and no other change is left out for their sake: they may leave the row in place that their key has.
+    """The last change of each key in each buffer of changes, and all bad records. Partial rows stay too, and removals
+    of rows that went to another key, and no other change is left out for their sake: they build on it.
 
     :param changes: changelog rows (`changelog.rows`) of one schema.
     :param key: names of the key columns.
@@ -85,7 +85,7 @@ def _last_changes(
     rows = pa.Table.from_batches(batches).combine_chunks()
     batches.clear()
     good, others = rows, list[pa.Table]()
-    for name in (BAD, MOVED):
+    for name in (BAD, MOVED, UNAVAILABLE):
         if name in rows.column_names and good.column(name).null_count < good.num_rows:
             others.append(good.filter(pc.is_valid(good.column(name))))
             good = good.filter(good.column(name).is_null())

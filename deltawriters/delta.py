@@ -10,7 +10,6 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute as pc
 
 from changelog.rows import BAD, KIND, MOVED, UNAVAILABLE, RowKind
 from deltawriters import tombstones
@@ -22,7 +21,7 @@ from deltawriters.late import LateChanges, deleted_at
 from deltawriters.moves import Settled, settle_moves
 from deltawriters.order_values import UNKNOWN
 from deltawriters.ordering import RowOrder
-from deltawriters.partial import Completed, complete
+from deltawriters.partial import Completed, complete, divided
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, resolve
 from deltawriters.superseded import SupersededRows
@@ -120,11 +119,11 @@ class DeltaWriter:
         kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
         if MOVED in changes.schema.names:
-            changes, moved = _divided(changes, MOVED)
+            changes, moved = divided(changes, MOVED)
             self._moved += moved
             changes = changes.drop_columns([MOVED])
         if UNAVAILABLE in changes.schema.names:
-            changes, partial = _divided(changes, UNAVAILABLE)  # no bytes: it lacks nothing
+            changes, partial = divided(changes, UNAVAILABLE)  # no bytes: it lacks nothing
             self._partial += partial
             changes = changes.drop_columns([BAD, UNAVAILABLE])
         self._whole.add(changes)
@@ -152,12 +151,13 @@ class DeltaWriter:
         earlier = list[pa.Table]()
         while self._partial or self._moved:
             partial, moved = self._first_kept()
+            if moved:
+                settled, not_last, partial_ones = settle_moves(moved, whole, index)
+                moves, earlier = moves.and_more(settled), [*earlier, not_last]
+                partial = partial + partial_ones
             if partial:
                 assert index is not None, "only a key index finds the rows that complete partial rows"
                 completed = completed.and_more(complete(partial, whole, index))
-            if moved:
-                settled, not_last = settle_moves(moved, whole, index)
-                moves, earlier = moves.and_more(settled), [*earlier, not_last]
         whole.flush(last=True)
         data_files = self._data.close()
         known = whole.map
@@ -248,13 +248,3 @@ class DeltaWriter:
             return UNKNOWN
         floor: bytes = self._late.order.of_changes(barrier)[0].as_py()
         return floor
-
-
-def _divided(changes: pa.RecordBatch, name: str) -> tuple[pa.RecordBatch, list[pa.RecordBatch]]:
-    """The changes that have no value in a column, and the others, if there are any."""
-    values = changes.column(name)
-    flags = pc.and_(values.is_valid(), pc.not_equal(values, b"")) if name == UNAVAILABLE else values.is_valid()
-    flags = pc.fill_null(flags, False)
-    if not pc.any(flags).as_py():
-        return changes, []
-    return changes.filter(pc.invert(flags)), [changes.filter(flags)]

@@ -17,6 +17,7 @@ from changelog.rows import BAD, MOVED, MOVED_SEPARATOR, UNAVAILABLE, known_colum
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, grouped
 from deltawriters.keyindex import IndexedFile
+from deltawriters.partial import divided
 from deltawriters.resolve import NOWHERE, IndexTask, rows_of
 from deltawriters.rowhash import row_hash
 from deltawriters.whole_changes import WholeChanges, kinds_of
@@ -42,13 +43,14 @@ class Settled:
 
 def settle_moves(
     kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTask | None
-) -> tuple[Settled, pa.Table]:
+) -> tuple[Settled, pa.Table, list[pa.RecordBatch]]:
     """Find the removals of moved rows that are about other rows than their keys have, and leave them out.
 
     :param kept: the removals.
-    :param whole: gets the others.
+    :param whole: gets the others, unless they are partial.
     :param index: finds the table's rows. Without one, these aren't looked at.
-    :return: what became of them, and those after which their keys may still have a row in this commit.
+    :return: what became of them, those after which their keys may still have a row in this commit, and the partial ones
+        of those that weren't left out.
     :raises CorruptIndexError: a run of the index is damaged or missing.
     """
     moved = whole.since_truncate(pa.Table.from_batches(kept).combine_chunks())
@@ -87,10 +89,15 @@ def settle_moves(
         looked_at = [located.files[number].path for number in left_in.tolist()]
     says_nothing = pc.equal(moved.column(MOVED), "").to_numpy()
     untold = int(np.count_nonzero(follows_row & says_nothing))
-    moved = moved.drop_columns([name for name in (MOVED, BAD, UNAVAILABLE) if name in moved.column_names])
-    earlier = moved.filter(pa.array(others | ((base != NOWHERE) & ~found.is_after)))
-    whole.add(*moved.filter(pa.array(~others)).to_batches())
-    return Settled(int(np.count_nonzero(others)), untold, looked_at), earlier
+    bare = [name for name in (MOVED, BAD, UNAVAILABLE) if name in moved.column_names]
+    earlier = moved.filter(pa.array(others | ((base != NOWHERE) & ~found.is_after))).drop_columns(bare)
+    partial = list[pa.RecordBatch]()
+    for batch in moved.filter(pa.array(~others)).to_batches():
+        if UNAVAILABLE in bare:
+            batch, more = divided(batch, UNAVAILABLE)
+            partial += [part.drop_columns([MOVED]) for part in more]
+        whole.add(batch.drop_columns(bare))
+    return Settled(int(np.count_nonzero(others)), untold, looked_at), earlier, partial
 
 
 def _columns_known(removals: pa.Table) -> list[str]:

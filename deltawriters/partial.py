@@ -1,9 +1,9 @@
-"""Partial rows: updates without the values of columns that they left unchanged (`changelog.rows`).
+"""Partial rows: changes that lack the values of some columns (`changelog.rows`).
 
 Of a key's changes in a commit, the last whole one decides what partial rows build on: they are applied to its row, in
 their order, if they come after it. At an equal order value they come after it too if it sets a row, since nothing tells
 the order, and this loses least. If a key has no whole change in the commit, its partial rows are applied to the
-row that the table has.
+row that the table has. If there is no row to apply them to, their kinds say what becomes of them.
 """
 
 from collections.abc import Sequence
@@ -14,14 +14,14 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, BadRecord, RowKind, sets_row, unavailable_columns
+from changelog.rows import BAD, KEPT, KIND, PREFIX, UNAVAILABLE, BadRecord, RowKind, sets_row, unavailable_columns
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, grouped
 from deltawriters.keyindex import IndexedFile
 from deltawriters.resolve import NOWHERE, IndexTask, rows_of
 from deltawriters.rowhash import row_hash
 from deltawriters.table import UnreadableRowsError
-from deltawriters.whole_changes import LastChanges, WholeChanges
+from deltawriters.whole_changes import LastChanges, WholeChanges, kinds_of
 
 _RECORD = f"{PREFIX}record"
 
@@ -84,35 +84,74 @@ class Partials:
         lacks = np.any(self.newest[keys] < 0, axis=0).tolist()
         return [name for name, flag in zip(self.columns, lacks, strict=True) if flag]
 
-    def completed(self, keys: Ints, base: pa.Table) -> pa.Table:
+    @property
+    def _whole_schema(self) -> pa.Schema:
+        return pa.schema([field for field in self.rows.schema if field.name not in (_RECORD, UNAVAILABLE)])
+
+    @property
+    def kinds(self) -> npt.NDArray[np.int8]:
+        """The kind of each row."""
+        return kinds_of(self.rows)
+
+    def only_updates(self, keys: Ints) -> npt.NDArray[np.bool_]:
+        """Whether all rows of each of these keys are +U, so that they have records."""
+        flags: npt.NDArray[np.bool_] = np.logical_and.reduceat(self.kinds == RowKind.UPDATE_AFTER, self.starts)[keys]
+        return flags
+
+    def completed(self, keys: Ints, base: pa.Table | None, since: Ints | None = None) -> pa.Table:
         """Whole changes of these keys, in the place of their last partial rows.
 
-        :param base: the keys' present rows, with at least the columns `lacked`.
+        :param base: the keys' present rows, with at least the columns `lacked`. None: the keys have no rows, and what
+            they lack is NULL.
+        :param since: for each of the keys the number of its first row that counts.
         """
         last, columns = pa.array(self.last[keys]), dict[str, pa.Array]()
-        schema = pa.schema([field for field in self.rows.schema if field.name not in (_RECORD, UNAVAILABLE)])
+        schema = self._whole_schema
         for name in schema.names:
             values = self.rows.column(name)
+            if name == KIND:
+                columns[name] = pa.repeat(pa.scalar(int(RowKind.UPDATE_AFTER), pa.int8()), len(keys))
+                continue
             if name not in self.columns:
                 columns[name] = storage(values.take(last))
                 continue
             newest = self.newest[keys, self.columns.index(name)]
-            lacks = newest < 0
+            lacks = newest < (0 if since is None else since)
             column = storage(values.take(pa.array(newest, mask=lacks)))
-            if lacks.any():
+            if base is not None and lacks.any():
                 column = pc.if_else(pa.array(lacks), storage(base.column(name)).cast(column.type), column)
             columns[name] = column
         return pa.table(columns, schema)
 
-    def letters(self, keys: Ints, why: str, error_class: str = BadRecord.ROW_ABSENT) -> list[pa.StructArray]:
-        """The records of all partial rows of these keys, as `_rowdelta_bad` has them.
+    def without_row(self, keys: Ints, why: str) -> tuple[list[pa.Table], list[pa.StructArray]]:
+        """What becomes of keys that have no row. The first +I sets it. A +U before it is a letter, and a removal before
+        it only says that the key has no row, if no +I follows.
+
+        :param why: see `letters`.
+        :return: whole changes, and letters.
+        """
+        kinds, numbers, nowhere = self.kinds, np.arange(len(self.rows)), len(self.rows)
+        first_insert = np.minimum.reduceat(np.where(kinds == RowKind.INSERT, numbers, nowhere), self.starts)[keys]
+        last_removal = np.maximum.reduceat(np.where(sets_row(kinds), NOWHERE, numbers), self.starts)[keys]
+        is_set = first_insert < nowhere
+        changes = [self.completed(keys[is_set], None, first_insert[is_set])]
+        removals = last_removal[~is_set & (last_removal != NOWHERE)]
+        changes.append(self.rows.select(self._whole_schema.names).take(pa.array(removals)))
+        return changes, self.letters(keys, why, until=first_insert)
+
+    def letters(
+        self, keys: Ints, why: str, error_class: str = BadRecord.ROW_ABSENT, until: Ints | None = None
+    ) -> list[pa.StructArray]:
+        """The records of all +U of these keys, as `_rowdelta_bad` has them.
 
         :param why: why the rows can't be completed; it ends their reasons.
+        :param until: for each of the keys, only rows with smaller numbers become letters.
         """
-        chosen = np.zeros(len(self.starts), np.bool_)
-        chosen[keys] = True
+        ends = np.zeros(len(self.starts), np.int64)
+        ends[keys] = len(self.rows) if until is None else until
         sizes = np.diff(np.append(self.starts, len(self.rows)))
-        numbers = np.sort(storage(self.rows.column(_RECORD)).to_numpy()[np.repeat(chosen, sizes)])
+        chosen = (np.arange(len(self.rows)) < np.repeat(ends, sizes)) & (self.kinds == RowKind.UPDATE_AFTER)
+        numbers = np.sort(storage(self.rows.column(_RECORD)).to_numpy()[chosen])
         ends = np.cumsum([len(chunk) for chunk in self.records.chunks])
         chunks = np.searchsorted(ends, numbers, side="right")
         letters = []
@@ -141,14 +180,17 @@ class Completed:
     :param files: data files of earlier snapshots that had these rows.
     :param letters: records that nothing could complete, as `_rowdelta_bad` has them. Those of class `KEPT` are dead
         letters already.
+    :param absent: number of keys that were looked for, and have no row in the table.
     """
 
     rows: int = 0
     files: Sequence[str] = ()
     letters: Sequence[pa.StructArray] = ()
+    absent: int = 0
 
     def and_more(self, other: "Completed") -> "Completed":
-        return Completed(self.rows + other.rows, [*self.files, *other.files], [*self.letters, *other.letters])
+        letters, absent = [*self.letters, *other.letters], self.absent + other.absent
+        return Completed(self.rows + other.rows, [*self.files, *other.files], letters, absent)
 
 
 def complete(kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTask) -> Completed:
@@ -160,6 +202,7 @@ def complete(kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTa
     :param whole: gets the whole changes.
     :param index: finds the table's rows.
     :raises CorruptIndexError: a run of the index is damaged or missing.
+    :raises UnreadableRowsError: see `_complete_from`.
     """
     partials, numbers, found = _standing(kept, whole)
     base, m = found.base[numbers], len(whole.map)
@@ -168,27 +211,39 @@ def complete(kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTa
     in_file = in_map[whole.map.file[base[in_map]] != NOWHERE]
     if len(in_buffer):
         in_buffer = in_buffer[sets_row(found.kinds[base[in_buffer]])]
-    gone = np.setdiff1d(np.arange(len(partials)), np.concatenate([in_buffer, in_table, in_file]))
-    letters = partials.letters(gone, "and the row was deleted before")
+    letters = list[pa.StructArray]()
 
     places = whole.map.file[base[in_file]], whole.map.pos[base[in_file]]
     buffered = _dropped(found, whole, numbers[in_buffer], numbers[in_file])
     whole.add(*partials.completed(in_buffer, buffered).to_batches())
     if len(in_file):
         letters += _complete_from(partials, base, whole, in_file, whole.readable_files(), *places)
+
+    def set_or_refuse(absent: Ints, why: str) -> None:
+        if len(absent):
+            changes, refused = partials.without_row(absent, why)
+            whole.add(*(batch for table in changes for batch in table.to_batches()))
+            letters.extend(refused)
+
+    gone = np.setdiff1d(np.arange(len(partials)), np.concatenate([in_buffer, in_table, in_file]))
+    set_or_refuse(gone, "and the row was deleted before")
     if not len(in_table):
         return Completed(letters=letters)
 
     located, counts = rows_of(whole.table, index, whole.options.key, partials.rows.take(partials.last[in_table]))
-    if (counts == 0).any():
-        letters += partials.letters(in_table[counts == 0], "and the table has no row with this key")
-    if (counts > 1).any():  # which only another writer can have written
+    absent = in_table[counts == 0]
+    set_or_refuse(absent, "and the table has no row with this key")
+    several = (counts > 1) & partials.only_updates(in_table)
+    if several.any():  # which only another writer can have written
         why = "and the table has several rows with this key"
-        letters += partials.letters(in_table[counts > 1], why, BadRecord.UNAVAILABLE_VALUE)
-    alone = counts[located.query] == 1
-    chosen, file, pos = in_table[located.query[alone]], located.file[alone], located.pos[alone]
+        letters += partials.letters(in_table[several], why, BadRecord.UNAVAILABLE_VALUE)
+    # whatever has no record builds on the first row that was found
+    query, first = np.unique(located.query, return_index=True)
+    query, first = query[~several[query]], first[~several[query]]
+    chosen, file, pos = in_table[query], located.file[first], located.pos[first]
     letters += _complete_from(partials, base, whole, chosen, located.files, file, pos)
-    return Completed(len(chosen), [located.files[number].path for number in np.unique(file).tolist()], letters)
+    files = [located.files[number].path for number in np.unique(file).tolist()]
+    return Completed(len(chosen), files, letters, len(absent))
 
 
 def _standing(kept: Sequence[pa.RecordBatch], whole: WholeChanges) -> tuple[Partials, Ints, LastChanges]:
@@ -201,7 +256,7 @@ def _standing(kept: Sequence[pa.RecordBatch], whole: WholeChanges) -> tuple[Part
     """
     partial, records = Partials.without_records(kept)
     partial = whole.since_truncate(partial)
-    found = whole.last_changes(partial, np.full(len(partial), RowKind.UPDATE_AFTER, np.int8))
+    found = whole.last_changes(partial, kinds_of(partial))
     stays = np.flatnonzero((found.base[found.of] == NOWHERE) | found.is_after)
     of_partial = found.of[stays]
     partials = Partials.of(partial.take(pa.array(stays)), records, of_partial, found.rank[stays])
@@ -241,6 +296,7 @@ def _complete_from(
     :param keys: numbers of n keys.
     :param file: for each of the keys the number of the data file in `files`, and `pos` the position in it.
     :return: the records that can't be completed since a file can't be read.
+    :raises UnreadableRowsError: the same of rows that have no records.
     """
     columns, letters = partials.lacked(keys), list[pa.StructArray]()
 
@@ -255,9 +311,23 @@ def _complete_from(
         return letters
     for here, rows in whole.table.rows_in_files(files, file, pos, columns):
         if isinstance(rows, UnreadableRowsError):
+            if not partials.only_updates(keys[here]).all():
+                raise rows
             # a file's path has values, those of its partition
             why = str(rows) if whole.options.show_values else "the file of the table's row can't be read"
             letters += partials.letters(keys[here], f"and {why}", BadRecord.UNAVAILABLE_VALUE)
         else:
             add_completed(keys[here], rows)
     return letters
+
+
+def divided(changes: pa.RecordBatch, name: str) -> tuple[pa.RecordBatch, list[pa.RecordBatch]]:
+    """The changes that have no value in a column, and the others, if there are any. In the column
+    `_rowdelta_unavailable`, no bytes are no value.
+    """
+    values = changes.column(name)
+    flags = pc.and_(values.is_valid(), pc.not_equal(values, b"")) if name == UNAVAILABLE else values.is_valid()
+    flags = pc.fill_null(flags, False)
+    if not pc.any(flags).as_py():
+        return changes, []
+    return changes.filter(pc.invert(flags)), [changes.filter(flags)]

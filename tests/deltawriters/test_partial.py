@@ -52,7 +52,7 @@ TYPES = {"id": pa.int64(), "region": pa.string(), "note": pa.string(), "tags": p
 BAD_TYPE = decoded_schema(spec({"id": "bigint"})).field(BAD).type
 
 Change = tuple[RowKind, int, dict[str, Any]]
-"""Kind, order, row. A row without some columns is partial, unless it is removed."""
+"""Kind, order, row. A row without some columns is partial; one that is removed, only if it has more than its key."""
 
 
 def table_at(
@@ -63,7 +63,7 @@ def table_at(
 
 
 def is_partial(change: Change) -> bool:
-    return change[0] is RowKind.UPDATE_AFTER and len(change[2]) < len(COLUMNS)
+    return len(change[2]) < len(COLUMNS) and (change[0] is not RowKind.DELETE or len(change[2]) > 1)
 
 
 def batch(changes: list[Change]) -> pa.RecordBatch:
@@ -71,9 +71,9 @@ def batch(changes: list[Change]) -> pa.RecordBatch:
     lacking = [np.array([p and name not in c[2] for c, p in zip(changes, partial, strict=True)]) for name in COLUMNS]
     letters = [
         {"source": "t", "partition": 0, "offset": order, "reason": "column x: not sent", "error_class": "unavailable"}
-        if is_lacking
+        if is_lacking and kind is RowKind.UPDATE_AFTER
         else None
-        for (_, order, _), is_lacking in zip(changes, partial, strict=True)
+        for (kind, order, _), is_lacking in zip(changes, partial, strict=True)
     ]
     columns = {
         KIND: pa.array([int(kind) for kind, _, _ in changes], pa.int8()),
@@ -131,6 +131,10 @@ def row(number: int, **values: Any) -> dict[str, Any]:
 
 def partial(order: int, number: int, **values: Any) -> Change:
     return RowKind.UPDATE_AFTER, order, {"id": number} | values
+
+
+def soft_delete(order: int, number: int) -> Change:
+    return RowKind.DELETE, order, {"id": number, "note": "deleted"}
 
 
 ABSENT = "column x: not sent, and the table has no row with this key"
@@ -271,10 +275,82 @@ def test_a_combiner_leaves_partial_rows_and_what_they_build_on() -> None:
     assert left_out == [{"+I": 4}]
 
 
+@pytest.mark.parametrize("flush_bytes", [1, 1 << 20])
+def test_the_kind_decides_if_the_key_has_no_row(tmp_path: Path, flush_bytes: int) -> None:
+    """In the table, in the commit, and after a delete of the commit."""
+    table = Table(table_at(tmp_path))
+    table.commit(batch([(RowKind.INSERT, n, row(n)) for n in (1, 2, 3)]))
+    changes = [
+        (RowKind.INSERT, 11, {"id": 1, "note": "b"}), soft_delete(12, 2),
+        (RowKind.INSERT, 13, {"id": 4, "note": "c"}), soft_delete(14, 5), partial(15, 6, note="d"),
+        (RowKind.INSERT, 16, row(7)), soft_delete(17, 7),
+        (RowKind.DELETE, 18, {"id": 3}), soft_delete(19, 3), partial(20, 3, note="e"),
+        (RowKind.INSERT, 21, {"id": 3, "tags": ["y"]}), soft_delete(22, 3),
+    ]  # fmt: skip
+    result = table.commit(*(batch([change]) for change in changes), flush_bytes=flush_bytes)
+    empty = dict.fromkeys(COLUMNS)
+    assert table.rows() == {
+        1: row(1, note="b"),
+        2: row(2, note="deleted"),
+        3: empty | {"id": 3, "note": "deleted", "tags": ["y"]},
+        4: empty | {"id": 4, "note": "c"},
+        7: row(7, note="deleted"),
+    }
+    assert letters(result) == {15: ABSENT, 20: GONE}
+    assert result.rows == {"-U": 0, "+I": 4, "+U": 0, "-D": 6}
+    assert result.index is not None
+    assert (result.index.inserted, result.index.updated, result.index.absent) == (2, 3, 1)
+
+
+def test_a_soft_delete_takes_its_place_in_the_order(tmp_path: Path) -> None:
+    """Before whole and partial changes of its key, and after one with the same order value."""
+    table = Table(table_at(tmp_path))
+    table.commit(batch([(RowKind.INSERT, n, row(n)) for n in (1, 2, 3)]))
+    changes = [
+        soft_delete(5, 1), (RowKind.UPDATE_AFTER, 6, row(1, region="us")),
+        soft_delete(5, 2), partial(6, 2, region="us", note="back"), (RowKind.INSERT, 7, {"id": 2, "tags": []}),
+        (RowKind.UPDATE_AFTER, 5, row(3, region="us")), soft_delete(5, 3), partial(5, 3, tags=[]),
+    ]  # fmt: skip
+    for arrival in (changes, changes[::-1]):
+        result = table.commit(*(batch([change]) for change in arrival))
+        assert not letters(result)
+        assert table.rows() == {
+            1: row(1, region="us"),
+            2: row(2, region="us", note="back", tags=[]),
+            3: row(3, region="us", note="deleted", tags=[]),
+        }
+
+
+def test_of_several_rows_of_a_key_one_is_marked_as_deleted(tmp_path: Path) -> None:
+    table = Table(table_at(tmp_path))
+    table.commit(batch([(RowKind.INSERT, 1, row(1))]))
+    runs, table.runs = table.runs, ()
+    index = table.commit(batch([(RowKind.INSERT, 2, row(1, region="us"))])).index
+    assert index is not None
+    run = open_run(table.spec.io, str(tmp_path), index.runs[0])
+    additive = Entries(run.high, run.low, run.file & ~SUPERSEDES, run.pos, tuple(run.files))
+    table.runs = (*runs, write_run(table.spec.io, str(tmp_path), "other", 9, additive))
+    result = table.commit(batch([soft_delete(3, 1)]))
+    assert table.rows() == {1: row(1, region="us", note="deleted")}
+    assert not letters(result)
+
+
+def test_a_soft_delete_of_what_can_t_be_read_stops_the_job(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    table = Table(table_at(tmp_path))
+    table.commit(batch([(RowKind.INSERT, 1, row(1))]))
+
+    def rows(*_: Any, **__: Any) -> Any:
+        raise UnreadableRowsError("nobody can read it")
+
+    monkeypatch.setattr(IcebergTableSpec, "rows", rows)
+    with pytest.raises(UnreadableRowsError, match="nobody can read it"):
+        table.commit(batch([soft_delete(3, 1)]))
+
+
 OPERATIONS = st.lists(
     st.tuples(
         st.integers(0, 4),
-        st.sampled_from(["whole", "delete", "partial", "partial"]),
+        st.sampled_from(["whole", "delete", "partial", "partial", "partial insert", "soft delete"]),
         st.sampled_from([None, "eu", "us"]),
         st.sampled_from(["a", "b", "c"]),
         st.sets(st.sampled_from(COLUMNS[1:]), min_size=1),
@@ -313,14 +389,22 @@ def test_the_table_equals_the_model(
                 elif verb == "whole":
                     model[number] = new
                     changes.append((RowKind.UPDATE_AFTER, order, new))
+                elif verb == "soft delete":
+                    changes.append(soft_delete(order, number))
+                    if number in model:
+                        model[number] = model[number] | {"note": "deleted"}
+                elif verb == "partial insert":
+                    sent = {name: value for name, value in new.items() if name not in lacking}
+                    changes.append((RowKind.INSERT, order, sent))
+                    model[number] = model.get(number, dict.fromkeys(COLUMNS)) | sent
                 else:
                     sent = {name: value for name, value in new.items() if name not in lacking}
                     changes.append((RowKind.UPDATE_AFTER, order, sent))
                     if number in model:
                         model[number] = model[number] | sent
-                if verb != "partial":
+                if verb in ("whole", "delete"):
                     expected.pop(number, None)
-                elif number not in model:
+                elif verb == "partial" and number not in model:
                     expected.setdefault(number, []).append(order)
             random.shuffle(changes)
             batches = [batch(changes[at : at + batch_rows]) for at in range(0, len(changes), batch_rows)]
