@@ -45,6 +45,8 @@ from sink.targets.iceberg.writers import COMPRESSION_LEVEL
 FILES_PER_BATCH = 2
 SCANS = 7
 ENOUGH_SECONDS = 4
+WHERE = "region <> 'us-east' AND balance > -1000000000"
+"""True of all rows, so that the table has the contents of the others."""
 PACKING = "packing"
 DELTA = "Delta"
 """Cases with this in their name need a session with Delta Lake, so `--only` must name it."""
@@ -105,22 +107,25 @@ class RowdeltaCase:
         delta: bool = False,
         partition: str | None = None,
         late: bool = False,
+        where: str | None = None,
     ) -> None:
         """:param partition: instead of buckets; an item of `partition_by`.
         :param late: whether late changes are left out.
+        :param where: which rows the table has.
         """
         leveled = f"_level{level}" if level else ""
         layout = f"bucket{buckets}" if buckets else "by_time" if partition else "plain"
         suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{leveled}"
-        suffix = f"{suffix}{'_delta' if delta else ''}{'_late' if late else ''}"
+        suffix = f"{suffix}{'_delta' if delta else ''}{'_late' if late else ''}{'_where' if where else ''}"
         self._catalog = "delta" if delta else CATALOG
         table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
         kind = "Delta" if delta else f"v{version}"
         layout = "by time" if partition else _partitioning(buckets)
-        name = f"rowdelta {deletes} {kind}, {layout}{', late: drop' if late else ''}"
+        name = f"rowdelta {deletes} {kind}, {layout}{', late: drop' if late else ''}{', where' if where else ''}"
         self.case = Case(name, table, buckets)
         self._deletes = deletes
         self._late = "drop" if late else "apply"
+        self._where = where
         self._partition_by = [f"bucket({buckets}, id)"] if buckets else [partition] if partition else []
         self.delta_folder = warehouse / folder.name / f"rowdelta_{suffix}" if delta else None
         self._properties = (
@@ -165,6 +170,7 @@ class RowdeltaCase:
                     "columns": table_columns(),
                     "order_by": ["seq"],
                     "late": self._late,
+                    "where": self._where,
                     "partition_by": self._partition_by,
                     "properties": self._properties,
                 }
@@ -351,6 +357,7 @@ def _sinks(
             RowdeltaCase(spark, folder, warehouse, buckets, "position"),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, late=True),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, where=WHERE),
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]

@@ -98,8 +98,16 @@ StatedKeys = Mapping[tuple[str, ...], Place]
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
     (only if `keeps_unavailable` or `keeps_late`), moved (only if there is a key), then the table's columns, the
-    metadata columns, and those that only hold order values.
+    metadata columns, those that only hold order values, and those that only Spark needs for `where`.
     """
+    schema, where = _read_schema(spec), spec.where
+    if where is None or where.condition is None:
+        return schema
+    return pa.schema([field for field in schema if field.name not in where.only])
+
+
+def _read_schema(spec: ChangelogSpec) -> pa.Schema:
+    """`decoded_schema` with all columns that `where` needs."""
     order = [pa.binary() if name in spec.descending else to_arrow_type(dtype) for name, dtype in spec.order_by]
     if spec.source_order:
         order += [pa.int32(), pa.int64()]
@@ -112,6 +120,7 @@ def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
     fields += [pa.field(name, to_arrow_type(spec.order_by[number][1])) for number, name in spec.stored_order.items()]
+    fields += [pa.field(name, METADATA[name]) for name in (spec.where.metadata if spec.where else ())]
     return pa.schema(fields)
 
 
@@ -149,7 +158,8 @@ class ChangelogDecoder:
         decoder = _TaskDecoder(self.format, self.spec)
         for batch in batches:
             if batch.num_rows:
-                yield from decoder.decode(batch)
+                changes = decoder.decode(batch)
+                yield from changes if self.spec.where is None else map(self.spec.where.applied, changes)
         if self.observe is not None and decoder.observed:
             self.observe(dict(decoder.observed))
         if self.observe_stated is not None and decoder.stated:
@@ -180,7 +190,7 @@ class _TaskDecoder:
         self._spec = spec
         self._format_name = format_name
         self._format = formats.find(format_name)(spec)
-        self._schema = decoded_schema(spec)
+        self._schema = _read_schema(spec)
         self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
         self.observed: Observed = {}
@@ -342,7 +352,7 @@ class _TaskDecoder:
         ordered, missing = self._order_columns(raw, changes, changes.place, bad, changes.metadata)
         self._check_order([missing[number] for number in spec.stated_order], changes.record, sets, bad)
         columns |= ordered
-        for name in spec.metadata:
+        for name in (*spec.metadata, *(spec.where.metadata if spec.where else ())):
             columns[name] = _metadata(name, raw, changes, changes.metadata)
         return columns
 

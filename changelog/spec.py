@@ -8,6 +8,8 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from changelog.wanted import Where
+
 METADATA: Mapping[str, pa.DataType] = {
     "_op": pa.string(),
     "_ts": pa.timestamp("us", "UTC"),
@@ -96,6 +98,7 @@ class ChangelogSpec:
         (`changelog.shown_values`).
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.
+    :param where: which rows the table wants. None: all.
     """
 
     columns: tuple[ColumnSpec, ...]
@@ -119,6 +122,7 @@ class ChangelogSpec:
     is_mixed: bool = False
     ignores_other_tables: bool = False
     show_values: bool = True
+    where: Where | None = None
 
     @property
     def order_fields(self) -> tuple[tuple[str, T.DataType], ...]:
@@ -144,9 +148,10 @@ class ChangelogSpec:
 
     @property
     def read_metadata(self) -> frozenset[str]:
-        """Which metadata a format has to read: those that become columns, or order the changes."""
+        """Which metadata a format has to read: those that become columns, order the changes, or tell which rows
+        the table wants."""
         ordering = {name for name, _ in self.order_by if name in METADATA and not self.is_field(name)}
-        return frozenset(self.metadata) | ordering
+        return frozenset(self.metadata) | ordering | frozenset(self.where.metadata if self.where else ())
 
     @property
     def key_fields(self) -> tuple[str, ...]:

@@ -5,8 +5,9 @@ insert is applied once: it stores the source position together with the files.
 """
 
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from changelog.rows import RowKind
+from changelog.rows import KIND, RowKind
 from deltawriters.arrow_types import as_table_types
 from deltawriters.content import DataFiles, TaskId
 from deltawriters.delta import WriteResult
@@ -21,7 +22,8 @@ FLUSH_BYTES = 128 * 1024 * 1024
 class AppendWriter:
     """Writes one task's share of a commit.
 
-    `write` takes record batches of changelog rows. All of them must be +I, and none a `_rowdelta_bad` row.
+    `write` takes record batches of changelog rows. All of them must be +I, or -D in place of a row that the table
+    doesn't want (`changelog.wanted`), and none a `_rowdelta_bad` row.
 
     :param order: see `PartitionedWriter`, and for `lasting`.
     """
@@ -32,7 +34,7 @@ class AppendWriter:
         self._data = PartitionedWriter(table, self._factory, DataFiles(), order, lasting=lasting)
         self._buffer: list[pa.RecordBatch] = []
         self._buffered_bytes = 0
-        self._rows = 0
+        self._rows, self._left_out = 0, 0
 
     @property
     def created_paths(self) -> list[str]:
@@ -41,6 +43,10 @@ class AppendWriter:
 
     def write(self, changes: pa.RecordBatch) -> None:
         """Take a batch of inserts."""
+        wanted = pc.equal(changes.column(KIND), int(RowKind.INSERT))
+        if not pc.all(wanted).as_py():
+            self._left_out += len(changes) - pc.sum(wanted).as_py()
+            changes = changes.filter(wanted)
         rows = changes.select(self._table.arrow_schema.names)
         self._buffer.append(rows)
         self._buffered_bytes += rows.nbytes
@@ -51,7 +57,8 @@ class AppendWriter:
     def close(self) -> WriteResult:
         """Write what is buffered and finish all files."""
         self._flush(last=True)
-        rows = {kind.short: self._rows if kind is RowKind.INSERT else 0 for kind in RowKind}
+        counts = {RowKind.INSERT: self._rows, RowKind.DELETE: self._left_out}
+        rows = {kind.short: counts.get(kind, 0) for kind in RowKind}
         return WriteResult(self._data.close(), rows)
 
     def abort(self) -> None:

@@ -109,6 +109,8 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
             order += "; late changes are left out" + (", as dead letters" if plan.changelog.keeps_late else "")
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}"
+        if section.where is not None:
+            yield f"  only rows where {' '.join(section.where.split())}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)
         yield f"  maintenance: {maintenance.shown}"
         for warning in plan.warnings:

@@ -338,6 +338,7 @@ class TableSection(Section):
     :param shared_with: ids of other sinks that may write the table too, or have created it.
     :param cluster_by: columns by which Delta Lake clusters a table (liquid clustering).
     :param late: what becomes of a change whose order value is below what the table holds for its key.
+    :param where: which rows the table has: a condition in Spark SQL. None: all.
     :param tombstones: so long the order values of deleted keys are kept.
     :param order_column: the table's column for an order value that is in no other one. Further ones have a number after
         it.
@@ -355,6 +356,7 @@ class TableSection(Section):
     partition_by: list[str] = Field(default_factory=list)
     cluster_by: list[str] = Field(default_factory=list)
     order_by: list[str] = Field(default_factory=list)
+    where: str | None = None
     late: Literal["apply", "drop", "dead-letter"] = "apply"
     tombstones: Interval | None = None
     order_column: str = "_order"
@@ -385,6 +387,13 @@ class TableSection(Section):
                 raise ValueError(f"{name}: names beginning with _rowdelta_ are taken")
             if "'" in name or "." in name:
                 raise ValueError(f"{name}: a column name may not contain ' or .")
+        return value
+
+    @field_validator("where")
+    @classmethod
+    def _where(cls, value: str | None) -> str | None:
+        if value is not None and not value.strip():
+            raise ValueError("write a condition in Spark SQL, such as country <> 'US', or leave it out for all rows")
         return value
 
     @field_validator("types")

@@ -10,31 +10,43 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.decoding import spark_schema
-from changelog.rows import PREFIX
+from changelog.rows import KIND, PREFIX, UNAVAILABLE, RowKind
 from sink.errors import ConfigError
-from sink.spark.expressions import quoted
+from sink.spark.conditions import unwanted
+from sink.spark.expressions import quoted, sentence
 from sink.table.table_plan import TablePlan
 
+_UNWANTED = f"{PREFIX}unwanted"
 _INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
 """Decimal digits that are enough for every value."""
 
 
 def compute(rows: DataFrame, plan: TablePlan) -> DataFrame:
-    """Add computed columns to changelog rows, and remove fields that only those need.
+    """Add computed columns to changelog rows, and remove fields that only those need. What sets a row that the table
+    doesn't want becomes a -D, if Python hasn't seen to it (`changelog.wanted`).
 
     :raises ConfigError: Spark can't compute an expression.
     """
     if plan.is_decoded_whole:
         return rows
-    inner = [name for name in rows.columns if name.startswith(PREFIX)]
-    values = {name: F.expr(expression) for name, expression in plan.computed}
-    columns = [
-        values[c.name].cast(c.type).alias(c.name) if c.name in values else F.col(quoted(c.name)) for c in plan.columns
-    ]
+    inner = {name: F.col(name) for name in rows.columns if name.startswith(PREFIX)}
+    types = {column.name: column.type for column in plan.columns}
+    values = {name: F.expr(expression).cast(types[name]) for name, expression in plan.computed}
+    columns = {name: values.get(name, F.col(quoted(name))) for name in types}
+    where, text = plan.changelog.where, plan.section.where
     try:
-        return rows.select(*inner, *columns)
+        if where is not None and text is not None and where.condition is None:
+            rows = rows.select("*", *(values[name].alias(name) for name in where.computed))
+            rows = rows.withColumn(_UNWANTED, unwanted(rows, text))
+            columns |= {name: F.col(quoted(name)) for name in where.computed}
+            for part, names in ((inner, where.lost_records), (columns, where.columns | values.keys())):
+                part |= {name: F.when(~F.col(_UNWANTED), part[name]) for name in part if name in names}
+            inner[KIND] = F.when(F.col(_UNWANTED), F.lit(int(RowKind.DELETE)).cast("tinyint")).otherwise(F.col(KIND))
+            if UNAVAILABLE in inner and where.keeps_records:
+                inner[UNAVAILABLE] = F.when(F.col(_UNWANTED), F.lit(b"")).otherwise(F.col(UNAVAILABLE))
+        return rows.select(*(value.alias(name) for part in (inner, columns) for name, value in part.items()))
     except PySparkException as error:
-        raise ConfigError(f"{plan.section.target}: a computed column can't be computed. {_sentence(error)}") from None
+        raise ConfigError(f"{plan.section.target}: a computed column can't be computed. {sentence(error)}") from None
 
 
 def check_computed(spark: SparkSession, plan: TablePlan, path: str) -> None:
@@ -56,7 +68,7 @@ def check_computed(spark: SparkSession, plan: TablePlan, path: str) -> None:
         try:
             result = rows.select(F.expr(expression).alias(name))
         except PySparkException as error:
-            raise ConfigError(f"{where}: {expression!r}: {_sentence(error)} It may use: {known}.") from None
+            raise ConfigError(f"{where}: {expression!r}: {sentence(error)} It may use: {known}.") from None
         analyzed = result._jdf.queryExecution().analyzed()
         if re.search(r"^\W*(Generate|Aggregate|Window)\b", str(analyzed.toString()), re.MULTILINE):
             raise ConfigError(f"{where}: {expression!r} does not give one value a row. Write a scalar expression.")
@@ -88,10 +100,3 @@ def _holds(dtype: T.DataType, other: T.DataType) -> bool:
             whole = dtype.precision - dtype.scale
             return bool(dtype.scale >= other.scale and whole >= other.precision - other.scale)
     return (to, of) == ("double", "float")
-
-
-def _sentence(error: PySparkException) -> str:
-    """The first sentence of Spark's message. The rest is advice on Spark's settings, or the query plan."""
-    text = str(error).strip().splitlines()[0]
-    text = re.sub(r"^\[[A-Z_.]+\] ", "", text).split(" SQLSTATE: ")[0]
-    return text if text.endswith(".") else text + "."

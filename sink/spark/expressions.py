@@ -1,7 +1,9 @@
 """Parts of Spark SQL's expressions."""
 
+import re
 from functools import reduce
 
+from pyspark.errors import PySparkException
 from pyspark.sql import Column
 from pyspark.sql import functions as F
 
@@ -20,3 +22,10 @@ def binary_uuid(name: str) -> Column:
     """The 16 bytes of the UUID in the text column `name`; null if the text isn't a UUID."""
     found = F.expr(f"try_to_binary(replace({quoted(name)}, '-', ''), 'hex')")
     return F.when(F.length(found) == 16, found).alias(name)
+
+
+def sentence(error: PySparkException) -> str:
+    """The first sentence of Spark's message. The rest is advice on Spark's settings, or the query plan."""
+    text = str(error).strip().splitlines()[0]
+    text = re.sub(r"^\[[A-Z_.]+\] ", "", text).split(" SQLSTATE: ")[0]
+    return text if text.endswith(".") else text + "."

@@ -25,6 +25,7 @@ from sink.config.options import did_you_mean
 from sink.errors import ConfigError, DataError, NoMessagesError, TableError
 from sink.sources.source import Position, Source
 from sink.spark.computed import check_computed
+from sink.spark.conditions import where_of
 from sink.spark.duplicate_keys import check_tells_rows_apart
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.sample import SparkSample
@@ -114,6 +115,7 @@ def plan_table(
     plan = _plan(config, section, path, columns, sources, table is not None)
     plan = replace(plan, changelog=SourceTables.known(config, section, table).of(plan.changelog))
     check_computed(catalogs.spark, plan, path)
+    plan = replace(plan, changelog=replace(plan.changelog, where=where_of(catalogs.spark, plan, path)))
     rules = config.capabilities(section.target).properties
     ignored = rules.ignored(section.properties) if table is None else table.not_followed()
     order = _row_order(section, path, columns) or (table.row_order() if table is not None else None)

@@ -49,8 +49,12 @@ class TablePlan:
 
     @property
     def is_decoded_whole(self) -> bool:
-        """Whether decoded changes have exactly the table's columns: no column is computed, and no field is decoded only
-        for an expression.
+        """Whether decoded changes have exactly the table's columns: no column is computed, no field is decoded only for
+        an expression, and Spark has no `where` to evaluate.
         """
-        columns = {column.name for column in self.columns}
+        columns, where = {column.name for column in self.columns}, self.changelog.where
+        if where is not None:
+            if where.condition is None:
+                return False
+            columns |= where.only
         return not self.computed and all(column.name in columns for column in self.changelog.columns)

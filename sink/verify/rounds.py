@@ -17,7 +17,7 @@ If a message from E to P is a TRUNCATE, any key may have changed: the round says
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from functools import reduce
@@ -27,12 +27,13 @@ from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
 from changelog.amounts import amount
+from changelog.rows import PREFIX
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.sources.source import Position
 from sink.spark.expressions import quoted
 from sink.spark.job_errors import JOB_ERRORS
 from sink.spark.progress import Line, progress
-from sink.spark.versions import to_arrow
+from sink.spark.versions import to_arrow, try_cast
 from sink.table.table_plan import TablePlan
 from sink.targets.own_state import start_position
 from sink.targets.seam import Table
@@ -162,10 +163,42 @@ class _Compared:
     is_text_same: bool
 
 
+@dataclass(frozen=True)
+class _Input:
+    """A column that `where` depends on.
+
+    :param field: its name in the source.
+    :param value: its value in the table's type.
+    """
+
+    name: str
+    field: str
+    value: Column
+
+
+@dataclass(frozen=True)
+class _Condition:
+    """Which of the source's rows the table wants (`where`).
+
+    :param computed: the computed columns that it names.
+    """
+
+    text: str
+    inputs: Sequence[_Input]
+    computed: Mapping[str, Column]
+
+    def wanted(self, frame: DataFrame) -> DataFrame:
+        row = f"{PREFIX}row"
+        columns = [column.value.alias(column.name) for column in self.inputs]
+        named = frame.select(F.struct("*").alias(row), *columns)
+        named = named.select("*", *(value.alias(name) for name, value in self.computed.items()))
+        return named.where(F.expr(self.text)).select(f"{row}.*")
+
+
 class Rounds:
     """:param topic: None if the table's source is files: then nothing is waited for.
     :param prefix: prefix of the sink's state in the table.
-    :raises ConfigError: a key column can't be compared.
+    :raises ConfigError: a key column can't be compared, or the source lacks a column that `where` names.
     """
 
     def __init__(
@@ -187,6 +220,7 @@ class Rounds:
         self._spark: SparkSession = target.spark
         self.outcome = Outcome(target.name, source.name)
         self._compared = _compared(plan, target, source, self.outcome.not_compared)
+        self._condition = _condition(plan, target, source)
         names = [column.name for column in self._compared]
         key = plan.section.key or names  # in mode append rows are amount
         for name in key:
@@ -278,6 +312,8 @@ class Rounds:
 
     def _read_source(self, scope: DataFrame | None) -> DataFrame:
         fields = list(dict.fromkeys(column.field for column in self._compared))  # columns may share one
+        if self._condition is not None:
+            fields = list(dict.fromkeys([*fields, *(column.field for column in self._condition.inputs)]))
         keys = self._looked_up(scope)
         with self._source.reading(fields, keys) as reading:
             if scope is None:
@@ -287,7 +323,8 @@ class Rounds:
                 raw = F.col(quoted(column.field))
                 made = column.conversion
                 columns += _canonical(n, raw, made.source(raw), made.dtype, made.may_misfit, made.as_null)
-            rows = hashed(reading.frame.select(*columns), self._layout, with_values=scope is not None)
+            frame = reading.frame if self._condition is None else self._condition.wanted(reading.frame)
+            rows = hashed(frame.select(*columns), self._layout, with_values=scope is not None)
             if scope is not None:
                 rows = _joined(rows, scope, self._layout, "left_semi")
             if not self._is_live:
@@ -438,6 +475,29 @@ def _compared(plan: TablePlan, target: Table, source: VerifySource, not_compared
         if name not in taken and name not in excluded:
             not_compared[name] = "the table has no such column"
     return found
+
+
+def _condition(plan: TablePlan, target: Table, source: VerifySource) -> _Condition | None:
+    """:raises ConfigError: the source lacks a column that the condition depends on."""
+    where, text = plan.changelog.where, plan.section.where
+    if where is None or text is None:
+        return None
+    columns, known = {column.name: column for column in plan.changelog.columns}, source.columns()
+    lower, inputs = {name.lower(): name for name in known}, []
+    for name in sorted(where.inputs):
+        column = columns.get(name)
+        own = None if column is None else lower.get(column.field.lower())
+        made = None if column is None or own is None else conversion(known[own], column.type)
+        if column is None or own is None or made is None:
+            raise ConfigError(
+                f"{target.name}: where needs {name}, which {source.name} doesn't have, or not as a column of the "
+                "table's type: nothing tells which of its rows the table wants. Compare with a table that has it "
+                "(verify.spark_table)."
+            )
+        inputs.append(_Input(name, own, try_cast(made.source(F.col(quoted(own))), column.type)))
+    types = {column.name: column.type for column in plan.columns}
+    computed = {name: F.expr(text).cast(types[name]) for name, text in plan.computed if name in where.computed}
+    return _Condition(text, inputs, computed)
 
 
 def _is_text_same(selected: Selected, made: Conversion) -> bool:

@@ -240,6 +240,34 @@ def test_a_table_that_drops_late_changes(spark: SparkSession, tmp_path: Path) ->
     assert found[2:] == ["  not compared: _order (about the change, not of the source)"]
 
 
+def test_only_rows_that_the_table_wants_are_compared(spark: SparkSession, tmp_path: Path) -> None:
+    truth = f"lake.{Path(tmp_path).name.replace('-', '_')}.truth"
+    columns: dict[str, Any] = {
+        "id": "bigint",
+        "place": {"type": "string", "from": "region"},
+        "cents": {"type": "bigint", "stored": False},
+        "euros": {"type": "bigint", "expression": "cents div 100"},
+    }
+    job = Job(
+        spark, tmp_path, columns=columns, file_format="json",
+        table={"where": "place <> 'us' AND cents > 0 AND euros < 9", "verify": {"spark_table": truth}},
+    )  # fmt: skip
+    rows = [(1, "eu", 500), (2, "us", 500), (3, None, 500), (4, "eu", 0), (5, "eu", 950)]
+    spark.createDataFrame(rows, "id int, region string, cents int").writeTo(truth).create()
+    job.write([("+I", {"id": number, "region": region, "cents": cents}) for number, region, cents in rows])
+    job.run()
+    assert [row["id"] for row in job.rows()] == [1]
+    assert verified(job)[:2] == [
+        f"{job.target} against {truth}: EQUAL",
+        f"  table at snapshot {job.current_snapshot()}; 1 and 1 rows, 1 round",
+    ]
+    spark.sql(f"UPDATE {truth} SET cents = 100 WHERE id = 4")
+    assert "  id=4: missing in table" in verified(job)
+    job.table = {**job.table, "where": "_op = '+I'"}
+    with pytest.raises(ConfigError, match=r"where needs _op, which lake.*doesn't have"):
+        verified(job)
+
+
 def test_a_table_that_was_altered_since_its_last_commit(spark: SparkSession, tmp_path: Path) -> None:
     """A read at a snapshot has the columns of that time."""
     truth = f"lake.{Path(tmp_path).name.replace('-', '_')}.truth"
