@@ -12,6 +12,7 @@ import json
 import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from datetime import UTC, datetime
 from types import ModuleType
 from typing import Any
 
@@ -51,6 +52,7 @@ from changelog.rows import (
     UNAVAILABLE,
     BadRecord,
     RowKind,
+    SoftDelete,
     order_column,
     sets_row,
     unavailable_bits,
@@ -98,7 +100,8 @@ StatedKeys = Mapping[tuple[str, ...], Place]
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
     (only if `keeps_unavailable` or `keeps_late`), moved (only if there is a key), then the table's columns, the
-    metadata columns, those that only hold order values, and those that only Spark needs for `where`.
+    metadata columns, those that only hold order values, those of `SoftDelete`, and those that only Spark needs for
+    `where`.
     """
     schema, where = _read_schema(spec), spec.where
     if where is None or where.condition is None:
@@ -120,6 +123,8 @@ def _read_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
     fields += [pa.field(name, to_arrow_type(spec.order_by[number][1])) for number, name in spec.stored_order.items()]
+    if spec.soft_delete is not None:
+        fields += map(pa.field, spec.soft_delete.columns, (pa.bool_(), METADATA["_ts"]))
     fields += [pa.field(name, METADATA[name]) for name in (spec.where.metadata if spec.where else ())]
     return pa.schema(fields)
 
@@ -354,13 +359,16 @@ class _TaskDecoder:
         columns |= ordered
         for name in (*spec.metadata, *(spec.where.metadata if spec.where else ())):
             columns[name] = _metadata(name, raw, changes, changes.metadata)
+        if spec.soft_delete is not None:
+            columns |= _marks(spec.soft_delete, raw, changes, sets)
         return columns
 
     def _partial(self, raw: pa.RecordBatch, changes: Changes) -> dict[str, pa.Array]:
         """What makes rows partial: which columns they lack, and the record in case that nothing completes them."""
         count = len(changes.record)
         lacking = [_flags(changes.unavailable.get(column.field)) for column in self._spec.columns]
-        derived = (*self._spec.metadata, *self._spec.stored_order)
+        soft = self._spec.soft_delete
+        derived = (*self._spec.metadata, *self._spec.stored_order, *(() if soft is None else soft.columns))
         partial = np.zeros(count, np.bool_)
         for flags in lacking:
             if flags is not None:
@@ -396,14 +404,15 @@ class _TaskDecoder:
         """The order columns, and for each of `order_by` which values are null."""
         spec, record = self._spec, changes.record
         columns, missing, stated = dict[str, pa.Array](), list[pa.Array](), iter(changes.order)
+        held = {**spec.stored_order, **(spec.soft_delete.order if spec.soft_delete is not None else {})}
         for i, (name, _) in enumerate(spec.order_by):
             if name in METADATA and not spec.is_field(name):
                 values = _metadata(name, raw, changes, metadata)
             else:
                 wire = next(stated) if spec.is_field(name) else _header(raw, name, record)
                 values = self._order_value(i, name, wire, record, bad)
-            if i in spec.stored_order:
-                columns[spec.stored_order[i]] = values
+            if i in held:
+                columns[held[i]] = values
             columns[order_column(i)] = encoded(values, descending=True) if name in spec.descending else values
             missing.append(values.is_null())
         if spec.source_order:
@@ -604,6 +613,16 @@ def _with_records(raw: pa.RecordBatch, changes: Changes, columns: Mapping[str, p
     records = _packed(raw, changes.record, classes, reasons)
     lacking = columns.get(UNAVAILABLE, pa.nulls(count, pa.binary()))
     return {BAD: pc.coalesce(columns[BAD], records), UNAVAILABLE: pc.fill_null(lacking, b"")}
+
+
+def _marks(soft: SoftDelete, raw: pa.RecordBatch, changes: Changes, sets: Mask) -> dict[str, pa.Array]:
+    """Which rows are deleted, and when: at the time that the message says, or else that of its record, or else now."""
+    marks: dict[str, pa.Array] = {soft.column: pa.array(~sets)}
+    if soft.at is not None:
+        now = pa.scalar(datetime.now(UTC), METADATA["_ts"])
+        times = [_metadata(name, raw, changes, changes.metadata) for name in ("_ts", "_timestamp")]
+        marks[soft.at] = pc.if_else(pa.array(sets), pa.scalar(None, now.type), pc.coalesce(*times, now))
+    return marks
 
 
 def _header(raw: pa.RecordBatch, name: str, record: pa.Array) -> Wire:

@@ -30,7 +30,8 @@ it leaves a row alone that differs in one of them. If the first name is empty, i
 commit has set.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from enum import IntEnum
 
 import numpy as np
@@ -122,6 +123,26 @@ class BadRecord:
     LATE = "late"
     DECODER_FAILED = "decoder_failed"
     """The format raised an unexpected exception: either the format's code or the record is wrong."""
+
+
+@dataclass(frozen=True)
+class SoftDelete:
+    """How a removal of a row is told by the row itself.
+
+    :param column: says whether the row is deleted (bool).
+    :param at: since when (timestamp[us, UTC]), if there is such a column.
+    :param order: number in `ChangelogSpec.order_by` -> the row's column that holds the order value, by which late
+        changes are told. It gets that of the removal.
+    """
+
+    column: str
+    at: str | None = None
+    order: Mapping[int, str] = field(default_factory=dict)
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """What no message has as a field."""
+        return (self.column,) if self.at is None else (self.column, self.at)
 
 
 def order_column(index: int) -> str:

@@ -8,6 +8,7 @@ from typing import Any, Literal
 import pyarrow as pa
 from pyspark.sql import types as T
 
+from changelog.rows import SoftDelete
 from changelog.wanted import Where
 
 METADATA: Mapping[str, pa.DataType] = {
@@ -90,6 +91,7 @@ class ChangelogSpec:
         is a bad record.
     :param keeps_unavailable: an update may lack the values of some columns: they are taken from the table's row.
     :param keeps_late: late changes become dead letters, so rows have their records.
+    :param soft_delete: removals mark rows as deleted.
     :param source_tables: patterns of the source's tables whose messages are taken (`changelog.source_tables`). Empty if
         no message has named a table yet: then all are.
     :param is_mixed: the topic has messages of other tables too, so a tombstone alone doesn't say of which table it is.
@@ -117,6 +119,7 @@ class ChangelogSpec:
     empty_is_null: frozenset[str] = frozenset()
     keeps_unavailable: bool = False
     keeps_late: bool = False
+    soft_delete: SoftDelete | None = None
     truncate_refused: str = ""
     source_tables: tuple[str, ...] = ()
     is_mixed: bool = False
@@ -148,10 +151,14 @@ class ChangelogSpec:
 
     @property
     def read_metadata(self) -> frozenset[str]:
-        """Which metadata a format has to read: those that become columns, order the changes, or tell which rows
-        the table wants."""
-        ordering = {name for name, _ in self.order_by if name in METADATA and not self.is_field(name)}
-        return frozenset(self.metadata) | ordering | frozenset(self.where.metadata if self.where else ())
+        """Which metadata a format has to read: those that become columns, order the changes, tell which rows the table
+        wants, or say when a row was deleted.
+        """
+        read = {name for name, _ in self.order_by if name in METADATA and not self.is_field(name)}
+        read |= {*self.metadata, *(self.where.metadata if self.where else ())}
+        if self.soft_delete is not None and self.soft_delete.at is not None:
+            read.add("_ts")
+        return frozenset(read)
 
     @property
     def key_fields(self) -> tuple[str, ...]:
@@ -179,4 +186,5 @@ class ChangelogSpec:
         """The only columns of -U and -D rows that the writers read. A decoder may set the others to null, which saves
         shuffle bytes.
         """
-        return frozenset(self.key) | frozenset(self.partition_sources)
+        order = self.soft_delete.order.values() if self.soft_delete is not None else ()
+        return frozenset(self.key) | frozenset(self.partition_sources) | frozenset(order)

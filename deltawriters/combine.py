@@ -11,10 +11,11 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KIND, MOVED, ORDER, UNAVAILABLE, RowKind
+from changelog.rows import BAD, MOVED, ORDER, UNAVAILABLE, RowKind, sets_row
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, collapse, dense_ids, settle, tied_rows
 from deltawriters.rowhash import row_hash
+from deltawriters.whole_changes import kinds_of
 
 BUFFER_BYTES = 64 * 1024 * 1024
 """Repeated keys are found within a buffer of this many Arrow bytes."""
@@ -35,6 +36,8 @@ def combined(
     columns: Sequence[str],
     left_out: Callable[[dict[str, int]], None],
     buffer_bytes: int = BUFFER_BYTES,
+    *,
+    keeps_removals: bool = False,
 ) -> Iterator[pa.RecordBatch]:
     """The last change of each key in each buffer of changes, and all bad records. Partial rows stay too, and removals
     of rows that went to another key, and no other change is left out for their sake: they build on it.
@@ -45,6 +48,7 @@ def combined(
         writer.
     :param left_out: is called with the number of changes that were left out, by `RowKind.short`.
     :param buffer_bytes: Arrow bytes of a buffer.
+    :param keeps_removals: removals don't take their keys' rows away. So they stay, and what they come after.
     """
     batches, rows, size = list[pa.RecordBatch](), 0, 0
     probed = False
@@ -61,13 +65,13 @@ def combined(
                 return
         if size < buffer_bytes:
             continue
-        last = _last_changes(batches, key, columns, left_out)
+        last = _last_changes(batches, key, columns, left_out, keeps_removals)
         yield from last.to_batches(_BATCH)
         if last.num_rows > _WORTHWHILE * rows:
             yield from remaining
         rows = size = 0
     if batches:
-        yield from _last_changes(batches, key, columns, left_out).to_batches(_BATCH)
+        yield from _last_changes(batches, key, columns, left_out, keeps_removals).to_batches(_BATCH)
 
 
 def _distinct(batches: list[pa.RecordBatch], key: Sequence[str]) -> int:
@@ -80,6 +84,7 @@ def _last_changes(
     key: Sequence[str],
     columns: Sequence[str],
     left_out: Callable[[dict[str, int]], None],
+    keeps_removals: bool,
 ) -> pa.Table:
     """Combine one buffer. This function empties `batches`, so that they don't stay in memory beside the result."""
     rows = pa.Table.from_batches(batches).combine_chunks()
@@ -89,10 +94,14 @@ def _last_changes(
         if name in rows.column_names and good.column(name).null_count < good.num_rows:
             others.append(good.filter(pc.is_valid(good.column(name))))
             good = good.filter(good.column(name).is_null())
+    if keeps_removals:
+        sets = pa.array(sets_row(kinds_of(good)))
+        others.append(good.filter(pc.invert(sets)))
+        good = good.filter(sets)
     if not good.num_rows:
         return rows
     keys = [storage(good.column(name)) for name in key]
-    kinds = storage(good.column(KIND)).to_numpy(zero_copy_only=False)
+    kinds = kinds_of(good)
     outcome = collapse(keys, [storage(good.column(n)) for n in good.column_names if n.startswith(ORDER)], kinds)
     if len(outcome.last) > _WORTHWHILE * good.num_rows:
         return rows

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 import pyarrow as pa
 
-from changelog.rows import BAD, KIND, MOVED, UNAVAILABLE, RowKind
+from changelog.rows import BAD, KIND, MOVED, UNAVAILABLE, RowKind, sets_row
 from deltawriters import tombstones
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import dense_ids, ranked
@@ -24,6 +24,7 @@ from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, complete, divided
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, resolve
+from deltawriters.soft_deletes import as_partial
 from deltawriters.superseded import SupersededRows
 from deltawriters.table import FileFactory, TableSpec
 from deltawriters.whole_changes import DeltaOptions, WholeChanges, kinds_of, order_of
@@ -37,7 +38,8 @@ class WriteResult:
     together: readers open each delete file, and a data file has only one deletion vector.
 
     `rows` doesn't count the partial rows that nothing could complete (`completed.letters`), nor late changes: those
-    that become dead letters are in `late_letters`, and `late` is the number of the others.
+    that become dead letters are in `late_letters`, and `late` is the number of the others. `ignored` is the number of
+    removals that weren't applied (`DeltaOptions.ignores_removals`).
     """
 
     files: list[ContentFile]
@@ -47,6 +49,7 @@ class WriteResult:
     moves: Settled = field(default_factory=Settled)
     late: int = 0
     late_letters: Sequence[pa.StructArray] = ()
+    ignored: int = 0
 
     def records(self, content: FileContent) -> int:
         """Number of rows in all files of kind `content`."""
@@ -98,6 +101,7 @@ class DeltaWriter:
         self._moved: list[pa.RecordBatch] = []
         self._came_late: list[pa.RecordBatch] = []
         self._kind_counts = np.zeros(len(RowKind), np.int64)
+        self._ignored = 0
 
     @property
     def created_paths(self) -> list[str]:
@@ -117,7 +121,13 @@ class DeltaWriter:
 
     def _take_in(self, changes: pa.RecordBatch) -> None:
         kinds = changes.column(KIND).to_numpy(zero_copy_only=False)
+        if self._options.ignores_removals:
+            sets = sets_row(kinds)
+            self._ignored += len(sets) - int(np.count_nonzero(sets))
+            changes, kinds = changes.filter(pa.array(sets)), kinds[sets]
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
+        if self._options.soft_delete is not None:
+            changes = as_partial(changes, self._options.soft_delete, self._options.key)
         if MOVED in changes.schema.names:
             changes, moved = divided(changes, MOVED)
             self._moved += moved
@@ -171,8 +181,9 @@ class DeltaWriter:
             deletes = self._table.key_deletes(self._factory, self._options.key)
             delete_keys(deletes, whole, pa.concat_tables(earlier) if earlier else None)
             files += deletes.close()
-        late = (0, ()) if self._late is None else (self._late.count, self._late.letters)
-        return WriteResult(files, rows, resolved, completed, moves, *late)
+        result = WriteResult(files, rows, resolved, completed, moves, ignored=self._ignored)
+        late = self._late
+        return result if late is None else replace(result, late=late.count, late_letters=late.letters)
 
     def abort(self) -> None:
         """Give up: close open files and delete everything written."""

@@ -14,7 +14,18 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.rows import BAD, KEPT, KIND, PREFIX, UNAVAILABLE, BadRecord, RowKind, sets_row, unavailable_columns
+from changelog.rows import (
+    BAD,
+    KEPT,
+    KIND,
+    PREFIX,
+    UNAVAILABLE,
+    BadRecord,
+    RowKind,
+    SoftDelete,
+    sets_row,
+    unavailable_columns,
+)
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import Ints, grouped
 from deltawriters.keyindex import IndexedFile
@@ -36,6 +47,7 @@ class Partials:
     :param columns: the columns, in the order of `newest`.
     :param records: the records (`_rowdelta_bad`), by their numbers in a column of `rows`. They stay in their chunks:
         all of them may have more bytes than one array can have.
+    :param soft: the columns that removals set. What is deleted stays so since the first of several removals.
     """
 
     rows: pa.Table
@@ -43,6 +55,7 @@ class Partials:
     newest: npt.NDArray[np.int32]
     columns: tuple[str, ...]
     records: pa.ChunkedArray
+    soft: SoftDelete | None = None
 
     @staticmethod
     def without_records(batches: Sequence[pa.RecordBatch]) -> tuple[pa.Table, pa.ChunkedArray]:
@@ -52,7 +65,9 @@ class Partials:
         return rows.drop_columns([BAD]).append_column(_RECORD, numbers).combine_chunks(), rows.column(BAD)
 
     @classmethod
-    def of(cls, rows: pa.Table, records: pa.ChunkedArray, keys: Ints, rank: Ints) -> "Partials":
+    def of(
+        cls, rows: pa.Table, records: pa.ChunkedArray, keys: Ints, rank: Ints, soft: SoftDelete | None
+    ) -> "Partials":
         """:param rows: some of the rows of `without_records`, whose records these are.
         :param keys: a number for each row's key.
         :param rank: orders the rows.
@@ -66,10 +81,14 @@ class Partials:
         rows, keys = rows.take(pa.array(order)), keys[order]
         starts = np.flatnonzero(np.concatenate([np.ones(min(len(keys), 1), np.bool_), keys[1:] != keys[:-1]]))
         lacking = unavailable_columns(storage(rows.column(UNAVAILABLE)), len(columns))
+        if soft is not None and soft.at is not None:
+            removes = ~sets_row(kinds_of(rows))
+            again = removes[1:] & removes[:-1] & (keys[1:] == keys[:-1])
+            lacking[1:, columns.index(soft.at)] |= again
         newest = np.where(lacking, np.int32(-1), np.arange(len(rows), dtype=np.int32)[:, np.newaxis])
         if len(starts) < len(rows):
             newest = np.maximum.reduceat(newest, starts, axis=0)
-        return cls(rows, starts, newest, columns, records)
+        return cls(rows, starts, newest, columns, records, soft)
 
     def __len__(self) -> int:
         return len(self.starts)
@@ -81,8 +100,18 @@ class Partials:
 
     def lacked(self, keys: Ints) -> list[str]:
         """The columns that some of these keys lack."""
-        lacks = np.any(self.newest[keys] < 0, axis=0).tolist()
-        return [name for name, flag in zip(self.columns, lacks, strict=True) if flag]
+        lacks = np.any(self.newest[keys] < 0, axis=0)
+        if self.soft is not None and self._may_be_deleted(keys).any():
+            lacks |= np.isin(self.columns, self.soft.columns)
+        return [name for name, flag in zip(self.columns, lacks.tolist(), strict=True) if flag]
+
+    def _may_be_deleted(self, keys: Ints) -> npt.NDArray[np.bool_]:
+        """Whether the rows that these keys have may be deleted already, and stay so."""
+        if self.soft is None or self.soft.at is None:
+            return np.zeros(len(keys), np.bool_)
+        starts = self.starts[keys]
+        is_first: npt.NDArray[np.bool_] = self.newest[keys, self.columns.index(self.soft.at)] == starts
+        return is_first & ~sets_row(self.kinds[starts])
 
     @property
     def _whole_schema(self) -> pa.Schema:
@@ -95,8 +124,8 @@ class Partials:
 
     def only_updates(self, keys: Ints) -> npt.NDArray[np.bool_]:
         """Whether all rows of each of these keys are +U, so that they have records."""
-        flags: npt.NDArray[np.bool_] = np.logical_and.reduceat(self.kinds == RowKind.UPDATE_AFTER, self.starts)[keys]
-        return flags
+        flags: npt.NDArray[np.bool_] = np.logical_and.reduceat(self.kinds == RowKind.UPDATE_AFTER, self.starts)
+        return flags[keys]
 
     def completed(self, keys: Ints, base: pa.Table | None, since: Ints | None = None) -> pa.Table:
         """Whole changes of these keys, in the place of their last partial rows.
@@ -117,6 +146,11 @@ class Partials:
                 continue
             newest = self.newest[keys, self.columns.index(name)]
             lacks = newest < (0 if since is None else since)
+            if base is not None and self.soft is not None and name == self.soft.at:
+                deleted = self._may_be_deleted(keys)
+                if deleted.any():
+                    is_deleted = pc.and_(base.column(self.soft.column), base.column(name).is_valid())
+                    lacks |= deleted & np.asarray(pc.fill_null(is_deleted, False))
             column = storage(values.take(pa.array(newest, mask=lacks)))
             if base is not None and lacks.any():
                 column = pc.if_else(pa.array(lacks), storage(base.column(name)).cast(column.type), column)
@@ -259,7 +293,8 @@ def _standing(kept: Sequence[pa.RecordBatch], whole: WholeChanges) -> tuple[Part
     found = whole.last_changes(partial, kinds_of(partial))
     stays = np.flatnonzero((found.base[found.of] == NOWHERE) | found.is_after)
     of_partial = found.of[stays]
-    partials = Partials.of(partial.take(pa.array(stays)), records, of_partial, found.rank[stays])
+    rows, soft = partial.take(pa.array(stays)), whole.options.soft_delete
+    partials = Partials.of(rows, records, of_partial, found.rank[stays], soft)
     return partials, np.unique(of_partial), found
 
 

@@ -24,7 +24,7 @@ import numpy.typing as npt
 import pyarrow as pa
 
 from changelog.amounts import amount
-from changelog.rows import HASH, KIND, ORDER, RowKind, sets_row
+from changelog.rows import HASH, KIND, ORDER, RowKind, SoftDelete, sets_row
 from changelog.shown_values import shown
 from deltawriters import arrow_types
 from deltawriters.arrow_types import as_table_types, storage
@@ -64,6 +64,8 @@ class DeltaOptions:
     :param position_delete_threshold: the writer holds this many positions before it writes a file of them, if the
         format has such files.
     :param keeps_late: late changes become dead letters.
+    :param soft_delete: removals mark rows as deleted. The table has a key index.
+    :param ignores_removals: removals are only counted.
     :param show_values: errors and reasons may quote values of rows. Else they have types and lengths.
     """
 
@@ -77,6 +79,8 @@ class DeltaOptions:
     position_delete_threshold: int = FLUSH_THRESHOLD
     copy_on_write: bool = False
     keeps_late: bool = False
+    soft_delete: SoftDelete | None = None
+    ignores_removals: bool = False
     show_values: bool = True
 
 

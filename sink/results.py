@@ -53,6 +53,7 @@ class TaskResult:
     :param left: number of removals that left another row of their key in place (`deltawriters.moves.Settled`).
     :param untold: likewise.
     :param late: number of changes whose order value was below what the table holds for their key.
+    :param ignored: number of removals that weren't applied.
     :param bad: number of bad records, by class.
     :param undecoded: number of those with `BadRecord.DECODER_FAILED`, by the exception that the format raised.
     :param samples: a few of them, for people.
@@ -73,6 +74,7 @@ class TaskResult:
     left: int = 0
     untold: int = 0
     late: int = 0
+    ignored: int = 0
     bad: dict[str, int] = field(default_factory=dict)
     undecoded: dict[str, int] = field(default_factory=dict)
     samples: list[str] = field(default_factory=list)

@@ -325,6 +325,41 @@ class VerifySection(Section):
         return _seconds(self.settle)
 
 
+class SoftDeleteSection(Section):
+    """`soft_delete:` a delete marks the row as deleted, and its other values stay.
+
+    :param column: the table's column that says whether the row is deleted. The sink adds and sets it.
+    :param at: likewise, the time of the delete.
+    :param purge: rows that were deleted so long ago are removed.
+    """
+
+    column: Text
+    at: Text | None = None
+    purge: Interval | None = None
+
+    @model_validator(mode="after")
+    def _fits(self) -> Self:
+        for name in self.columns:
+            if not name or name.startswith("_rowdelta_") or "'" in name or "." in name:
+                raise ValueError(f"got the column {name!r}; a name has no ' or ., and doesn't begin with _rowdelta_")
+        if self.at is not None and self.at.lower() == self.column.lower():
+            raise MisplacedError(f"got {self.at!r}, which is the flag's column too. Name another column", "at")
+        if self.purge is not None and self.at is None:
+            raise MisplacedError(
+                "nothing says when a row was deleted. Write at too, with the name of a column, or leave purge out",
+                "purge",
+            )
+        return self
+
+    @property
+    def columns(self) -> list[str]:
+        return [name for name in (self.column, self.at) if name is not None]
+
+    @property
+    def purge_seconds(self) -> float | None:
+        return None if self.purge is None else _seconds(self.purge)
+
+
 class TableSection(Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
@@ -342,6 +377,8 @@ class TableSection(Section):
     :param tombstones: so long the order values of deleted keys are kept.
     :param order_column: the table's column for an order value that is in no other one. Further ones have a number after
         it.
+    :param soft_delete: a delete marks the row, and removes nothing.
+    :param source_deletes: what a delete of the source does. `ignore`: the table keeps the row as it is.
     """
 
     source: str
@@ -360,6 +397,8 @@ class TableSection(Section):
     late: Literal["apply", "drop", "dead-letter"] = "apply"
     tombstones: Interval | None = None
     order_column: str = "_order"
+    soft_delete: SoftDeleteSection | None = None
+    source_deletes: Literal["apply", "ignore"] = "apply"
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality", "copy-on-write"] = "position"
     unavailable: Literal["keep", "reject"] | None = None
@@ -501,6 +540,50 @@ class TableSection(Section):
         return self
 
     @property
+    def keeps_deleted(self) -> bool:
+        """Whether a delete of the source removes no row."""
+        return self.soft_delete is not None or self.source_deletes == "ignore"
+
+    @property
+    def marks(self) -> list[str]:
+        """The columns by which a row says that it is deleted."""
+        return [] if self.soft_delete is None else self.soft_delete.columns
+
+    @model_validator(mode="after")
+    def _deletes_fit(self) -> Self:
+        if not self.keeps_deleted:
+            return self
+        name, got = ("source_deletes", "ignore") if self.soft_delete is None else ("soft_delete", "it")
+        others = "leave it out" if self.soft_delete is not None else "source_deletes: apply"
+        why = None
+        if self.mode != "upsert":
+            why = f"mode {self.mode} takes changes as they are. Write mode: upsert"
+        elif self.soft_delete is not None and not self.has_index:
+            why = "with deletes: equality nothing finds the row. Write deletes: position or copy-on-write"
+        elif self.soft_delete is not None and self.source_deletes == "ignore":
+            why = "with source_deletes: ignore no row is deleted. Keep one of the two"
+        elif self.source_deletes == "ignore" and self.where is not None:
+            why = "where removes the rows that it isn't true for any more. Leave where out"
+        elif self.truncate == "apply":
+            why = "truncate: apply removes rows. Write truncate: reject"
+        if why is not None:
+            raise MisplacedError(f"table {self.target}: got {got}, but {why}, or {others}", name)
+        for column in self.marks:
+            field = "at" if column != self.marks[0] else "column"
+            taken = next(
+                (part for part in ("columns", "metadata", "key") if column in (getattr(self, part) or ())), None
+            )
+            taken = "order_column" if taken is None and self.may_hold_order(column) else taken
+            if taken is not None:
+                raise MisplacedError(
+                    f"table {self.target}: got {column!r}, which is in {taken} too, and the sink sets this column. "
+                    "Name another one",
+                    name,
+                    field,
+                )
+        return self
+
+    @property
     def tombstone_seconds(self) -> int:
         """How long the order values of deleted keys are kept."""
         return int(_seconds(self.tombstones or "7 days"))
@@ -607,7 +690,7 @@ class TableSection(Section):
     @property
     def _stored(self) -> list[str]:
         """The table's columns that the configuration names."""
-        return [*(name for name, column in (self.columns or {}).items() if column.stored), *self.metadata]
+        return [*(name for name, column in (self.columns or {}).items() if column.stored), *self.metadata, *self.marks]
 
     def check_key(self, key: Sequence[str], *path: str) -> None:
         """Check whether these columns can be the key, as far as the configuration says.

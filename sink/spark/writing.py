@@ -141,7 +141,8 @@ class SparkWriter:
         :raises TemporaryError: they haven't. All written files are deleted.
         """
         assert batch.files is not None
-        found = sum(sum(result.rows.values()) + sum(result.bad.values()) + result.late for result in results)
+        found = sum(sum(result.rows.values()) + sum(result.bad.values()) for result in results)
+        found += sum(result.late + result.ignored for result in results)
         if len(set(self._read.value)) == len(batch.files) and found == batch.estimated_rows:
             return
         self._delete_written()
@@ -228,8 +229,8 @@ class SparkWriter:
         """How changes of the same key are combined. None in mode changelog, where a key's first change matters too."""
         if self._plan.section.mode != "upsert":
             return None
-        columns = tuple(column.name for column in self._plan.columns)
-        return Combine(tuple(self._plan.section.key), columns, self._left_out, BUFFER_BYTES)
+        columns, section = tuple(column.name for column in self._plan.columns), self._plan.section
+        return Combine(tuple(section.key), columns, self._left_out, BUFFER_BYTES, section.keeps_deleted)
 
     def _without_kept(self, changes: DataFrame) -> DataFrame:
         """Leave out bad records that the dead-letter table already has. Partial rows stay: the table may be able to

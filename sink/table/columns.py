@@ -32,6 +32,13 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         fields.append(T.StructField(name, dtype, nullable=name not in table.key))
     fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
     fields += added_order_fields(table, [field.name for field in fields], path)
+    for mark in mark_fields(table):
+        if mark.name in types:
+            raise ConfigError(
+                f"{path}.soft_delete: got {mark.name!r}, which is a field of the messages too, and the sink sets this "
+                "column. Name another one, or name the field in exclude."
+            )
+        fields.append(mark)
     advice = "" if table.columns is not None else " (columns: say the types of all columns)"
     for name in table.key:
         if name not in types:
@@ -44,6 +51,12 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         if not isinstance(dtype, T.AtomicType):
             raise ConfigError(f"{path}.key: {name} is a {types[name]}; a key can't have parts. Use string{advice}.")
     return T.StructType(fields)
+
+
+def mark_fields(table: TableSection) -> list[T.StructField]:
+    """The columns by which a row says that it is deleted."""
+    types = (T.BooleanType(), T.TimestampType())
+    return [T.StructField(name, dtype) for name, dtype in zip(table.marks, types, strict=False)]
 
 
 def added_order_fields(table: TableSection, columns: Collection[str], path: str) -> list[T.StructField]:

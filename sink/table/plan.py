@@ -13,7 +13,7 @@ from changelog import formats
 from changelog.changes import BadOptionError
 from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.formats.row_kind_parquet import columns_to_read
-from changelog.rows import PREFIX
+from changelog.rows import PREFIX, SoftDelete
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.defaults import default_of
 from changelog.values.encoded import MAYBE_BASE64
@@ -35,6 +35,7 @@ from sink.table.columns import (
     check_ordered,
     column_type,
     held_order,
+    mark_fields,
     order_type,
     parse_type,
     wanted_columns,
@@ -108,7 +109,8 @@ def plan_table(
         check_owner(config, section, table)
         table.check_writable(appends=section.mode == "append", copies=section.copies)
         columns = table.columns()
-        columns += tuple(ColumnSpec(f.name, f.dataType) for f in _missing_order(table, section, path))
+        added = [*_missing_order(table, section, path), *_missing_marks(table, section, path)]
+        columns += tuple(ColumnSpec(f.name, f.dataType) for f in added)
         _check_columns(section, wanted, columns)
         table.check_fits(section)
         sources = table.spec.source_columns
@@ -140,7 +142,7 @@ def open_table(
     resolved = with_key(resolved, key)
     section = resolved.section
     if table is not None:
-        _add_order_columns(config, table, section, resolved.path)
+        _add_own_columns(config, table, section, resolved.path)
     types = inferred_columns(config, section, table, sample)
     plan = plan_table(catalogs, config, resolved, table, types)
     warning = key.warning(section)
@@ -191,18 +193,38 @@ def _missing_order(table: TableView, section: TableSection, path: str) -> list[T
     return [field for field in fields if field.name not in known]
 
 
-def _add_order_columns(config: Config, table: Table, section: TableSection, path: str) -> None:
-    if section.late != "apply":
+def _missing_marks(table: TableView, section: TableSection, path: str) -> list[T.StructField]:
+    """The columns of `soft_delete`, of those that the table lacks. `open_table` adds them. Rows that it has are not
+    deleted: there, these columns are NULL.
+
+    :raises TableError: the table has such a column with another type.
+    """
+    known, missing = {column.name: column.type for column in table.columns()}, list[T.StructField]()
+    for field, name in zip(mark_fields(section), ("column", "at"), strict=False):
+        if field.name not in known:
+            missing.append(field)
+        elif known[field.name] != field.dataType:
+            raise TableError(
+                f"{path}.soft_delete.{name}: {section.target} has a column {field.name} of type "
+                f"{known[field.name].simpleString()}, and expected is {field.dataType.simpleString()}. Name another "
+                "column; the sink adds it."
+            )
+    return missing
+
+
+def _add_own_columns(config: Config, table: Table, section: TableSection, path: str) -> None:
+    """Add the columns that the sink itself sets."""
+    if section.late != "apply" or section.marks:
         table.check_writable(copies=section.copies)  # before its columns are looked at
-    missing = _missing_order(table, section, path)
-    if not missing:
-        return
-    # first, so that a column is there only with the word for what it holds
-    held = json.loads(table.own_state(property_prefix(config)).get(ORDER, "{}")) | held_order(section, missing)
-    table.set_property(f"{property_prefix(config)}.{ORDER}", json.dumps(held))
-    table.refresh()
-    table.evolve({field.name: field.dataType for field in missing}, {})
-    table.refresh()
+    missing, marks = _missing_order(table, section, path), _missing_marks(table, section, path)
+    if missing:
+        # first, so that a column is there only with the word for what it holds
+        held = json.loads(table.own_state(property_prefix(config)).get(ORDER, "{}")) | held_order(section, missing)
+        table.set_property(f"{property_prefix(config)}.{ORDER}", json.dumps(held))
+        table.refresh()
+    if missing or marks:
+        table.evolve({field.name: field.dataType for field in (*missing, *marks)}, {})
+        table.refresh()
 
 
 def deletes_by_value(section: TableSection) -> bool:
@@ -430,12 +452,12 @@ def _plan(
         origin = named.get(column.name)
         if origin is not None and origin.expression is not None:
             computed.append((column.name, origin.expression))
-        elif column.name not in section.metadata and column.name not in added.values():
+        elif column.name not in (*section.metadata, *section.marks, *added.values()):
             decoded.append(replace(column, source=origin.source if origin else None))
     for name, origin in named.items():
         if not origin.stored:
             decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
-    derived = {*section.metadata, *added.values(), *(name for name, _ in computed)}
+    derived = {*section.metadata, *section.marks, *added.values(), *(name for name, _ in computed)}
     kept = tuple(name for name in sources if name not in derived)
     spec = _changelog(config, section, path, tuple(decoded), kept, added)
     spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
@@ -525,8 +547,18 @@ def _changelog(
             if isinstance(types.get(name), T.StringType | T.BinaryType)
         ),
         keeps_late=section.late == "dead-letter",
+        soft_delete=_soft_delete(section, columns, added),
         keeps_unavailable=section.keeps_unavailable and formats.find(config.source.format).MAY_LACK_VALUES,
     )
+
+
+def _soft_delete(section: TableSection, columns: tuple[ColumnSpec, ...], added: Mapping[str, str]) -> SoftDelete | None:
+    if section.soft_delete is None:
+        return None
+    held = {} if section.late == "apply" else {column.field: column.name for column in columns} | dict(added)
+    names = [order.name for order in section.order_columns]
+    order = {number: held[name] for number, name in enumerate(names) if name in held}
+    return SoftDelete(section.soft_delete.column, section.soft_delete.at, order)
 
 
 def truncate_refused(section: TableSection, position: Position | None) -> str:
@@ -537,6 +569,9 @@ def truncate_refused(section: TableSection, position: Position | None) -> str:
     by_hand = "empty the table by hand"
     if section.mode == "append":
         return f"TRUNCATE: a table in mode append loses no rows; {by_hand}, if it should"
+    if section.keeps_deleted:
+        what = "source_deletes is ignore" if section.soft_delete is None else "with soft_delete a row stays"
+        return f"TRUNCATE: {what}, and this would remove all of them; {by_hand}, if it should"
     if section.truncate == "reject":
         return f"TRUNCATE: truncate is reject; {by_hand}, or set truncate: apply"
     partitions = [name for name in position or {} if name.isdigit()]

@@ -47,6 +47,8 @@ class TaskPlans:
                 deletes_carry_row=deletes_carry_row(self._config),
                 copy_on_write=section.copies,
                 keeps_late=section.late == "dead-letter",
+                soft_delete=self._plan.changelog.soft_delete,
+                ignores_removals=section.source_deletes == "ignore",
                 show_values=self._config.sink.show_values,
                 # the same row in two files differs in `_source`, which isn't a contradiction
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),

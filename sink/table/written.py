@@ -68,6 +68,7 @@ class Written:
     :param left: number of removals that left another row of their key in place (`deltawriters.moves.Settled`).
     :param untold: likewise.
     :param late: number of changes that weren't applied, since the table has later ones of their keys.
+    :param ignored: number of deletes that weren't applied, since the table is to keep all rows.
     :param truncates: how often the source emptied the table. The files then have all rows that it has now.
     :param tasks: number of tasks.
     :param contents: number of files of the table and their bytes, by content.
@@ -94,6 +95,7 @@ class Written:
     left: int
     untold: int
     late: int
+    ignored: int
     truncates: int
     tasks: int
     contents: Mapping[str, tuple[int, int]]
@@ -106,8 +108,8 @@ class Written:
 
     @property
     def counts(self) -> dict[str, int]:
-        """For people: changes by kind, each TRUNCATE, and late changes that were left out."""
-        others = {"TRUNCATE": self.truncates, "late": self.late}
+        """For people: changes by kind, each TRUNCATE, and late changes and deletes that were left out."""
+        others = {"TRUNCATE": self.truncates, "late": self.late, "ignored": self.ignored}
         return {name: count for name, count in others.items() if count} | self.rows
 
     def undecoded_since(self, before: int) -> int:
@@ -116,12 +118,19 @@ class Written:
         :param before: the count before this micro-batch. The count starts again at 0 if the format could read a record.
         """
         failed = self.bad_by_class.get(BadRecord.DECODER_FAILED, 0)
-        return 0 if self.truncates or self.late or any(self.rows.values()) or self.bad > failed else before + failed
+        others = self.truncates or self.late or self.ignored or any(self.rows.values())
+        return 0 if others or self.bad > failed else before + failed
 
     @property
     def read(self) -> int:
         """About how many records there were. Most records of updates have both the row before and the row after."""
-        return sum(self.rows.values()) - self.rows.get(RowKind.UPDATE_BEFORE.short, 0) + self.late + self.bad
+        return (
+            sum(self.rows.values())
+            - self.rows.get(RowKind.UPDATE_BEFORE.short, 0)
+            + self.late
+            + self.ignored
+            + self.bad
+        )
 
     def failing_alike(self, most: int) -> str | None:
         """The exception that the format raised on so many records that it is at fault, rather than they: on more than
@@ -231,6 +240,7 @@ def sum_up(
         left=sum(result.left for result in results),
         untold=sum(result.untold for result in results),
         late=sum(result.late for result in results),
+        ignored=sum(result.ignored for result in results),
         # each task gets every TRUNCATE
         truncates=max((result.truncates for result in results), default=0),
         peak_memory=max((result.peak_memory for result in results), default=0),

@@ -33,6 +33,7 @@ _KINDS = {
     RowKind.DELETE.short: "delete",
     "TRUNCATE": "truncate",
     "late": "late",
+    "ignored": "ignored",
 }
 
 
@@ -135,7 +136,7 @@ OF_TABLES = (
     OfTable(
         "rowdelta_rows",
         "counter",
-        "Changes, by kind. All but late ones were applied.",
+        "Changes, by kind. All but late and ignored ones were applied.",
         lambda table, _: [((_KINDS[kind],), count) for kind, count in table.rows.items() if kind in _KINDS],
         ("kind",),
     ),

@@ -41,15 +41,18 @@ class Combine:
     :param columns: all columns of the table, in the table's order.
     :param left_out: counts the changes that are left out, by kind.
     :param buffer_bytes: Arrow bytes of a buffer in which repeated keys are found.
+    :param keeps_removals: see `combined`.
     """
 
     key: tuple[str, ...]
     columns: tuple[str, ...]
     left_out: Accumulator[dict[str, int]]
     buffer_bytes: int
+    keeps_removals: bool = False
 
     def combined(self, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        return combined(changes, self.key, self.columns, self.left_out.add, self.buffer_bytes)
+        add, most = self.left_out.add, self.buffer_bytes
+        return combined(changes, self.key, self.columns, add, most, keeps_removals=self.keeps_removals)
 
 
 def route(
@@ -153,6 +156,7 @@ def write_changes(plan: TaskPlan, task: TaskId, batches: Iterable[pa.RecordBatch
         left=result.moves.left,
         untold=result.moves.untold,
         late=result.late,
+        ignored=result.ignored,
         bad=dict(bad),
         undecoded=dict(undecoded),
         samples=samples,
