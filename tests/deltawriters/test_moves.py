@@ -19,7 +19,7 @@ from pyspark.sql import types as T
 from changelog.changes import MOVED_AWAY
 from changelog.decoding import ChangelogDecoder
 from changelog.moves import with_moves
-from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, known_columns, order_column
+from changelog.rows import BAD, HASH, KIND, MOVED, RowKind, SoftDelete, known_columns, order_column, sets_row
 from changelog.spec import ChangelogSpec
 from deltawriters import DeltaOptions, DeltaWriter, TaskId, WriteResult
 from deltawriters.combine import combined
@@ -29,7 +29,7 @@ from deltawriters.resolve import IndexTask, delete_rows
 from deltawriters.scratch import Scratch
 from tests.changelog.messages import Message, messages, raw_records, spec
 from tests.deltawriters.lake import Lake
-from tests.deltawriters.test_partial import BAD_TYPE, BY_REGION, UNPARTITIONED, table_at
+from tests.deltawriters.test_partial import BAD_TYPE, BY_REGION, SCHEMA, UNPARTITIONED, table_at
 
 ORDER = order_column(0)
 SPEC = spec({"id": "bigint", "region": "string", "note": "string"})
@@ -70,13 +70,13 @@ class Table:
         self.indexed = indexed
         self.mode = mode
 
-    def commit(self, *batches: pa.RecordBatch, flush_bytes: int = 1 << 20) -> WriteResult:
+    def commit(self, *batches: pa.RecordBatch, flush_bytes: int = 1 << 20, **more: Any) -> WriteResult:
         number = len(self.lake.snapshots) + 1
         index = None
         if self.indexed:
             slice_ = IndexSlice(self.spec.location, (), self.runs, {})
             index = IndexTask(slice_, 0, 2**64, number, f"run{number}")
-        options = DeltaOptions(("id",), self.mode, number == 1, flush_bytes=flush_bytes)
+        options = DeltaOptions(("id",), self.mode, number == 1, flush_bytes=flush_bytes, **more)
         writer = DeltaWriter(self.spec, options, TaskId(0, number, "op"), index)
         for changes in batches:
             changes = changes.drop_columns([BAD])
@@ -106,6 +106,24 @@ def shifted(count: int) -> list[Change]:
 
 def inserted(count: int) -> list[Change]:
     return [(N, row(n, n)) for n in range(1, count + 1)]
+
+
+@pytest.mark.parametrize("flush_bytes", [1, 1 << 20])
+def test_a_shift_with_soft_deletes(tmp_path: Any, flush_bytes: int) -> None:
+    """Only the key that no other row has come to is marked as deleted."""
+    table = Table(str(tmp_path))
+    gone = '{"id":6,"name":"gone","required":false,"type":"boolean"}'
+    table.spec = replace(table.spec, schema=SCHEMA.replace("]}", f",{gone}]}}"))
+    table.lake = Lake(table.spec)
+
+    def marked(changes: pa.RecordBatch) -> pa.RecordBatch:
+        return changes.append_column("gone", pa.array(~sets_row(changes.column(KIND).to_numpy())))
+
+    table.commit(marked(decoded(inserted(5))))
+    result = table.commit(marked(decoded(shifted(5), 100)), flush_bytes=flush_bytes, soft_delete=SoftDelete("gone"))
+    assert table.rows() == [row(1, 1), *(row(n + 1, n) for n in range(1, 6))]
+    assert {found["id"] for found in table.lake.rows() if found["gone"]} == {1}
+    assert result.moves.left == 4
 
 
 @pytest.mark.parametrize("mode", ["upsert", "changelog"])

@@ -9,6 +9,7 @@ from collections.abc import Collection
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from typing import Any, ClassVar
 
 from changelog.rows import RowKind
 from sink.config import Config
@@ -76,18 +77,24 @@ class LatePlayer(Player):
         self.deleted.setdefault(snapshot.id, self.deleted[snapshot.parent])
         return super().content(snapshot)
 
+    def _deleted_before(self, end: int) -> dict[Key, int]:
+        """The order values of keys that are deleted before the micro-batch that ends there. It adds its own."""
+        snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
+        while int(snapshot.sink["position"]["offset"]) != end:
+            snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
+        deleted = self.deleted[snapshot.id] = dict(self.deleted[snapshot.parent])
+        return deleted
+
     def _applied(
         self, content: Content, start: int, end: int, refused: Collection[int], *, came_late: bool = False
     ) -> Content:
         """A change counts if the table has no later row of its key, and the key wasn't deleted later."""
-        snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
-        while int(snapshot.sink["position"]["offset"]) != end:
-            snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
-        deleted = dict(self.deleted[snapshot.parent])
-        rows = Counter(content)
+        deleted, rows = self._deleted_before(end), Counter(content)
         for message, order in zip(self.messages[start:end], self.orders[start:end], strict=True):
             if message.truncates:
-                rows, deleted = Counter(), {(): order}
+                rows = Counter()
+                deleted.clear()
+                deleted[()] = order
                 continue
             for key, row in message.rows.items():
                 found = [there for there in rows.elements() if self.key_of(there) == key]
@@ -99,12 +106,14 @@ class LatePlayer(Player):
                     deleted[key] = order
                 else:
                     rows[row] += 1
-        self.deleted[snapshot.id] = deleted
         return +rows
 
 
 class TwoSinks(LatePlayer):
     """A stream and a backfill of one table. Its key is the column `a`, and `value` has the order values."""
+
+    options: ClassVar[dict[str, Any]] = {}
+    """Of the table, besides."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(Story((), (), mode="upsert", late=True), folder)
@@ -121,6 +130,7 @@ class TwoSinks(LatePlayer):
             "late": "drop",
             "merge_small_files": False,
             "shared_with": [other],
+            **self.options,
         }
         config = Config.model_validate(
             {

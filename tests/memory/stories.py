@@ -75,6 +75,7 @@ PREFIX = "rowdelta.story"
 TARGET = "lake.n.t"
 REGIONS = [None, "eu", "us"]
 KEYS = 6
+SOFT_DELETE = {"column": "deleted", "at": "since"}
 _BAD_TYPE = decoded_schema(ChangelogSpec((), ())).field(BAD).type
 LETTERS = to_arrow_schema(dead_letters.COLUMNS)
 _AGAIN = -77
@@ -126,6 +127,7 @@ class Process:
 @dataclass(frozen=True)
 class Story:
     """:param late: changes come late, and order values tell so (`tests.memory.late`).
+    :param soft: deletes mark rows as deleted (`tests.memory.soft`).
     :param key: the key's columns.
     :param is_strict: see `Store`.
     :param leaves_idle_out: see `MemoryEngine`.
@@ -149,6 +151,7 @@ class Story:
     rewrites: bool = False
     order: Literal["none", "sort"] = "none"
     late: bool = False
+    soft: bool = False
     seed: int = 0
 
     @classmethod
@@ -452,6 +455,9 @@ class Player:
     :param folder: an empty folder for the key index.
     """
 
+    schema = SCHEMA
+    """Of the table, and of the rows that it has. The source's rows may have fewer columns."""
+
     def __init__(self, story: Story, folder: Path) -> None:
         self.story = story
         self.random = Random(story.seed)
@@ -460,7 +466,7 @@ class Player:
         self.key_of = _key_of(story)
         self.folder = folder
         self.index = folder / "index"
-        self.store = Store(SCHEMA, story.partitioned_by, is_strict=story.is_strict, file_size=story.file_size)
+        self.store = Store(self.schema, story.partitioned_by, is_strict=story.is_strict, file_size=story.file_size)
         self.letters = Store(LETTERS, None, is_strict=False, file_size=1 << 20)
         self.letters.contents = self.store.contents
         self.kept: dict[int, frozenset[int]] = {}
@@ -475,7 +481,13 @@ class Player:
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
         self.config = _config(
-            story.key, story.mode, story.deletes, story.order, merges=story.merges != "never", late=story.late
+            story.key,
+            story.mode,
+            story.deletes,
+            story.order,
+            merges=story.merges != "never",
+            late=story.late,
+            soft=story.soft,
         )
         self.store.on_add = lambda snapshot: self.kept.update({snapshot.id: frozenset(self.offsets())})
 
@@ -674,6 +686,7 @@ class Player:
         self._append_row((key, f"b{key}", self.random.choice(REGIONS), _AGAIN))
 
     def _append_row(self, row: Row) -> None:
+        row += (None,) * (len(self.schema) - len(row))
         files = dict(self.store.live)
         self._write(files, [row])
         self._commit(files, "append", lambda content: content + Counter([row]))
@@ -776,9 +789,9 @@ class Player:
             text = "{}" if place is None else json.dumps({self.story.partitioned_by: row[place]})
             by_partition.setdefault(text, []).append(row)
         for partition, part in by_partition.items():
-            columns = {name: [row[n] for row in part] for n, name in enumerate(SCHEMA.names)}
-            table = pa.table(columns, schema=SCHEMA)
-            for added in self.store.schema.names[len(SCHEMA.names) :]:
+            columns = {name: [row[n] for row in part] for n, name in enumerate(self.schema.names)}
+            table = pa.table(columns, schema=self.schema)
+            for added in self.store.schema.names[len(self.schema.names) :]:
                 table = table.append_column(added, pa.nulls(len(part), pa.string()))
             stream = pa.BufferOutputStream()
             pq.write_table(table, stream)
@@ -797,7 +810,7 @@ class Player:
     def rows_in(self, path: str) -> list[Row]:
         """All rows of a data file, by position."""
         if path not in self._content:
-            table = parquet(self.store.contents[path], SCHEMA.names)
+            table = parquet(self.store.contents[path], self.schema.names)
             self._content[path] = list(zip(*(column.to_pylist() for column in table.columns), strict=True))
         return self._content[path]
 
@@ -931,7 +944,7 @@ def _error(step: str) -> Exception:
 
 @cache
 def _config(
-    key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges: bool, late: bool
+    key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges: bool, late: bool, soft: bool
 ) -> tuple[Config, ResolvedTable]:
     table: dict[str, Any] = {
         "source": "/nowhere/t",
@@ -943,6 +956,8 @@ def _config(
         "merge_small_files": merges,
         "late": "drop" if late else "apply",
     }
+    if soft:
+        table["soft_delete"] = SOFT_DELETE
     if order != "none":
         table["maintenance"] = {"rewrite": {order: ["region", "value"]}}
     config = Config.model_validate(

@@ -230,7 +230,8 @@ class MemoryTable(Table):
         return not self.files
 
     def columns(self) -> tuple[ColumnSpec, ...]:
-        types = {"int64": T.LongType(), "string": T.StringType()}
+        types = {"int64": T.LongType(), "string": T.StringType(), "bool": T.BooleanType()}
+        types["timestamp[us, tz=UTC]"] = T.TimestampType()
         return tuple(ColumnSpec(part.name, types[str(part.type)], required=not part.nullable) for part in self.schema)
 
     def identifiers(self) -> tuple[str, ...]:

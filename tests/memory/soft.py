@@ -1,0 +1,85 @@
+"""Stories in which deletes mark rows as deleted, with and without changes that come late.
+
+The time of a change is its order value. What must be in the table is told by a rule of a few lines
+(`SoftPlayer._applied`): the oracle of `soft_delete`.
+"""
+
+from collections import Counter
+from collections.abc import Collection
+from dataclasses import replace
+from datetime import UTC, datetime, timedelta
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.rows import KIND, order_column, sets_row
+from sink.sources.source import TableBatch
+from tests.memory.late import LatePlayer, late_story
+from tests.memory.stories import SCHEMA, Content, Story
+
+
+def soft_story(seed: int) -> Story:
+    """A story without a TRUNCATE, which a table with soft deletes refuses. Others write no row of a key that the table
+    has: nothing tells which of them a delete is about.
+    """
+    story = late_story(seed)
+    operations = tuple(o if o.verb != "truncate" else replace(o, verb="delete") for o in story.operations)
+    processes = tuple(
+        replace(
+            process,
+            happenings=tuple((step, what) for step, what in process.happenings if what != "append again"),
+            then=tuple(what for what in process.then if what != "append again"),
+        )
+        for process in story.processes
+    )
+    return replace(story, operations=operations, processes=processes, soft=True, late=seed % 2 == 0)
+
+
+def time_of(order: int) -> datetime:
+    return datetime(2026, 1, 1, tzinfo=UTC) + timedelta(seconds=order)
+
+
+class SoftPlayer(LatePlayer):
+    """Plays a story of soft deletes. Rows are (a, b, region, value, deleted, since)."""
+
+    schema = SCHEMA.append(pa.field("deleted", pa.bool_())).append(pa.field("since", pa.timestamp("us", "UTC")))
+
+    def _check_no_orphans(self) -> None:
+        if self.story.late:
+            super()._check_no_orphans()
+
+    def _batch(self, start: int, end: int) -> TableBatch:
+        batch = super()._batch(start, end)
+        changes: Any = batch.changes
+        removes = (~sets_row(changes.column(KIND).to_numpy())).tolist()
+        orders = zip(changes.column(order_column(0)).to_pylist(), removes, strict=True)
+        times = [time_of(order) if removed else None for order, removed in orders]
+        if self.story.late:  # as the decoder does it
+            place, field = changes.column_names.index("value"), self.schema.field("value")
+            changes = changes.set_column(place, field, changes.column(order_column(0)))
+        changes = changes.append_column("deleted", pa.array(removes, pa.bool_()))
+        changes = changes.append_column("since", pa.array(times, self.schema.field("since").type))
+        return replace(batch, records=lambda: changes, changes=changes)
+
+    def _applied(
+        self, content: Content, start: int, end: int, refused: Collection[int], *, came_late: bool = False
+    ) -> Content:
+        """Changes that the table has later rows of are left out. The others count in their order."""
+        deleted = self._deleted_before(end)
+        rows = {self.key_of(row): row for row in content.elements()}
+        others = Counter(content) - Counter(rows.values())
+        known = deleted | {key: row[3] for key, row in rows.items()} if self.story.late else {}
+        said = sorted(zip(self.orders[start:end], self.messages[start:end], strict=True), key=lambda found: found[0])
+        for order, message in said:
+            for key, row in message.rows.items():
+                old = rows.get(key)
+                if order < known.get(key, -100):
+                    continue
+                if row is not None:
+                    rows[key] = (*row, False, None)
+                elif old is not None:
+                    since = old[5] if old[4] else time_of(order)
+                    rows[key] = (*old[:3], order if self.story.late else old[3], True, since)
+                else:
+                    deleted[key] = order
+        return others + Counter(rows.values())
