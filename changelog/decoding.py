@@ -58,8 +58,9 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.shown_values import shown, told
-from changelog.source_tables import Found, first_place, named, place_columns, strangers, with_tombstones
+from changelog.source_tables import Found, first_place, named, place_columns, strangers, takes, with_tombstones
 from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
+from changelog.topics import partition_numbers
 from changelog.values import convert, logical, readings, spark_type
 from changelog.values.defaults import with_default, without_default
 from changelog.values.encoded import MAYBE_BASE64, is_utf8
@@ -113,7 +114,7 @@ def _read_schema(spec: ChangelogSpec) -> pa.Schema:
     """`decoded_schema` with all columns that `where` needs."""
     order = [pa.binary() if name in spec.descending else to_arrow_type(dtype) for name, dtype in spec.order_by]
     if spec.source_order:
-        order += [pa.int32(), pa.int64()]
+        order += [pa.int64() if spec.many_topics else pa.int32(), pa.int64()]
     fields = [pa.field(KIND, pa.int8(), nullable=False)]
     fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
     fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.tells_snapshots else []
@@ -194,7 +195,7 @@ class _TaskDecoder:
     def __init__(self, format_name: str, spec: ChangelogSpec) -> None:
         self._spec = spec
         self._format_name = format_name
-        self._format = formats.find(format_name)(spec)
+        self._format = formats.find(format_name)(spec.of_messages)
         self._schema = _read_schema(spec)
         self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
@@ -222,7 +223,7 @@ class _TaskDecoder:
                     raise failure from None  # the log would have the cause, with its message
                 raise failure from error
             # The old object may have learned only half of something, so make a new one.
-            self._format = formats.find(self._format_name)(self._spec)
+            self._format = formats.find(self._format_name)(self._spec.of_messages)
             if raw.num_rows == 1:
                 bad = _Bad()
                 reason = f"{_DECODER_FAILED}{told(error, visible=self._spec.show_values)}"
@@ -296,14 +297,23 @@ class _TaskDecoder:
     def _has_images(self, changes: Changes) -> bool:
         """Whether a -U or a -D may come with more columns than those that all removals have."""
         spec = self._spec
-        others = {c.field for c in spec.columns if c.name not in spec.kept_by_removals}
-        others = others or {c.field for c in spec.columns if c.name not in spec.key}
+        columns = spec.of_messages.columns
+        others = {c.field for c in columns if c.name not in spec.kept_by_removals}
+        others = others or {c.field for c in columns if c.name not in spec.key}
         has_more = bool(spec.key) and not others.isdisjoint(changes.fields)
         return has_more and not sets_row(changes.kind.to_numpy()).all()
 
     def _with_moves(self, raw: pa.RecordBatch, rows: pa.Table, record: Ints, place: Ints) -> pa.Table:
-        partition = raw.column("partition").fill_null(-1).to_numpy()
+        partition = self._partitions(raw, "partition").fill_null(-1).to_numpy()
         return bared(with_moves(rows, self._spec, record, place, partition, moved_away(raw)), self._spec)
+
+    def _partitions(self, raw: pa.RecordBatch, column: str) -> pa.Array:
+        """A number for each record's partition, or file.
+
+        :param column: the one that has it, if all records are of one topic.
+        """
+        numbers = raw.column(column)
+        return partition_numbers(raw.column("source"), numbers) if self._spec.many_topics else numbers
 
     def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
         places: Stated = {name: first_place(raw, rows) for name, rows in named(parsed).items()}
@@ -313,13 +323,14 @@ class _TaskDecoder:
         """Decode a batch without the messages of other tables. Those that would have changed rows are bad records."""
         effective = [part.record.to_numpy() for part in parsed if isinstance(part, Changes | Rejected)]
         bad, strange = _Bad(), np.concatenate(list(others.values()))
-        for name, rows in others.items():
+        elsewhere = self._spec.taken_elsewhere
+        for name, rows in ((name, rows) for name, rows in others.items() if not takes(elsewhere, name)):
             told = pa.array(rows[np.isin(rows, np.concatenate(effective))] if effective else rows[:0], pa.int64())
             bad.add(told, BadRecord.OTHER_TABLE, self._spec.other_table(name))
         rest = np.setdiff1d(np.arange(raw.num_rows), with_tombstones(raw, strange))
         if not self._spec.is_mixed:  # nobody knew until now
             self._spec = replace(self._spec, is_mixed=True)
-            self._format = formats.find(self._format_name)(self._spec)
+            self._format = formats.find(self._format_name)(self._spec.of_messages)
         tables = [self._decoded(raw.take(pa.array(rest)))] if len(rest) else []
         if bad.errors and not self._spec.ignores_other_tables:
             tables.append(self._bad_rows(raw, bad))
@@ -353,7 +364,7 @@ class _TaskDecoder:
         all_set = bool(sets.all())
         for column in spec.columns:
             applies = None if all_set or column.name in spec.kept_by_removals else sets
-            columns[column.name] = self._column(column, changes, applies, bad)
+            columns[column.name] = self._column(raw, column, changes, applies, bad)
         ordered, missing = self._order_columns(raw, changes, changes.place, bad, changes.metadata)
         self._check_order([missing[number] for number in spec.stated_order], changes.record, sets, bad)
         columns |= ordered
@@ -419,7 +430,7 @@ class _TaskDecoder:
             group, number = place_columns(raw)
             # an offset from 2^47 on makes its record a bad one
             first = pc.multiply_checked(raw.column(number).take(record), CHANGES_PER_RECORD)
-            columns[order_column(len(spec.order_by))] = raw.column(group).take(record)
+            columns[order_column(len(spec.order_by))] = self._partitions(raw, group).take(record)
             columns[order_column(len(spec.order_by) + 1)] = pc.add(first, place)
         return columns, missing
 
@@ -470,10 +481,14 @@ class _TaskDecoder:
             reasons = [f"{RowKind(kind).short}: a table in mode append takes inserts (+I) only" for kind in kinds]
             bad.add(changes.record.filter(others), BadRecord.NOT_AN_INSERT, reasons)
 
-    def _column(self, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad) -> pa.Array:
+    def _column(
+        self, raw: pa.RecordBatch, column: ColumnSpec, changes: Changes, applies: Mask | None, bad: _Bad
+    ) -> pa.Array:
         """The column's values in the table's type. Where `applies` is false, a value that doesn't fit is null."""
         target = self._targets[column.name]
         wire = changes.fields.get(column.field)
+        if column.of_record:
+            wire = Wire(raw.column(OF_THE_RECORD[column.field]).take(changes.record))
         is_key = column.name in self._spec.key
         if column.default is not None and column.field in changes.missing:
             array, misfit = pa.repeat(pa.scalar(column.default, target), len(changes.record)), None
@@ -554,7 +569,7 @@ class _TaskDecoder:
         distinct = pc.unique(records)
         texts, text_of = raw.column("value").take(distinct), pc.index_in(records, distinct)
         if pc.all(pc.starts_with(texts, b"{")).as_py():
-            for column in self._spec.columns:
+            for column in self._spec.of_messages.columns:
                 wire = changes.fields.get(column.field)
                 nulls = pa.repeat(True, len(records)) if wire is None else wire.values.filter(pa.array(sets)).is_null()
                 if column.field in changes.unavailable:

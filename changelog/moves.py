@@ -67,7 +67,7 @@ def with_moves(
     candidates, partners = _halves(rows, spec, kinds, removes, record, place, partition, says_so)
     # a removal may have an order value of its own
     ordering = {name for name, _ in spec.order_fields}
-    others = {column.name for column in spec.columns if column.field not in ordering} - set(spec.key)
+    others = {column.name for column in spec.of_messages.columns if column.field not in ordering} - set(spec.key)
     names = [field.name for field in rows.schema if field.name in others and not pa.types.is_nested(field.type)]
     if len(candidates) and names:
         known, is_move, is_certain = _known(rows, names, candidates, partners, kinds, record, says_so)

@@ -6,6 +6,7 @@ schema and table. A pattern has `*` for any text and `?` for a character; case c
 also without the first: `public.orders` fits `shop.public.orders`.
 """
 
+import functools
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -95,5 +96,6 @@ def with_tombstones(records: pa.RecordBatch, rows: Rows) -> Rows:
         return rows
     after = np.intersect1d(rows + 1, np.flatnonzero(records.column("value").is_null()))
     at, before = pa.array(after), pa.array(after - 1)
-    same = [pc.equal(records.column(name).take(at), records.column(name).take(before)) for name in ("key", "partition")]
-    return np.union1d(rows, after[pc.fill_null(pc.and_(*same), False).to_numpy(zero_copy_only=False)])
+    columns = [records.column(name) for name in ("key", "partition", "source")]
+    same = functools.reduce(pc.and_, [pc.equal(column.take(at), column.take(before)) for column in columns])
+    return np.union1d(rows, after[pc.fill_null(same, False).to_numpy(zero_copy_only=False)])

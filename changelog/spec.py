@@ -2,7 +2,7 @@
 
 import json
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -66,6 +66,11 @@ class ColumnSpec:
     def field(self) -> str:
         return self.source or self.name
 
+    @property
+    def of_record(self) -> bool:
+        """Whether the value is one of `OF_THE_RECORD`, such as its topic, and not in the message."""
+        return self.source in OF_THE_RECORD
+
 
 @dataclass(frozen=True)
 class ChangelogSpec:
@@ -96,6 +101,8 @@ class ChangelogSpec:
         no message has named a table yet: then all are.
     :param is_mixed: the topic has messages of other tables too, so a tombstone alone doesn't say of which table it is.
     :param ignores_other_tables: messages of other tables are left out. Else they are bad records.
+    :param taken_elsewhere: patterns of tables whose messages other entries with the topic take: here they are left out.
+    :param many_topics: records are of several topics, so a partition's number alone doesn't say where they are.
     :param show_values: texts for people may quote values of rows. Else they have types and lengths
         (`changelog.shown_values`).
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
@@ -124,8 +131,17 @@ class ChangelogSpec:
     source_tables: tuple[str, ...] = ()
     is_mixed: bool = False
     ignores_other_tables: bool = False
+    taken_elsewhere: tuple[str, ...] = ()
+    many_topics: bool = False
     show_values: bool = True
     where: Where | None = None
+
+    @property
+    def of_messages(self) -> "ChangelogSpec":
+        """What a format reads of it: no columns that the record has (`ColumnSpec.of_record`)."""
+        columns = tuple(column for column in self.columns if not column.of_record)
+        others = {column.name for column in self.columns if column.of_record}
+        return replace(self, columns=columns, key=tuple(name for name in self.key if name not in others))
 
     @property
     def order_fields(self) -> tuple[tuple[str, T.DataType], ...]:

@@ -55,7 +55,8 @@ def _configuration_keys() -> dict[str, Any]:
         if section != name:
             keys[name] = field
         if section is not None:
-            keys |= {f"{section}.{inner}": info for inner, info in _SECTIONS[section].model_fields.items()}
+            inside = _SECTIONS[section].model_fields.items()
+            keys |= {f"{section}.{info.alias or inner}": info for inner, info in inside}
     return keys
 
 

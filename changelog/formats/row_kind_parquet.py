@@ -37,7 +37,7 @@ def columns_to_read(spec: ChangelogSpec) -> T.StructType:
     kind = Kinds.of(spec.options).column
     kind_type = T.LongType() if spec.options.get("column_type") == "integer" else T.StringType()
     fields = {kind: T.StructField(kind, kind_type)}
-    for column in spec.columns:
+    for column in spec.of_messages.columns:
         dtype = T.StringType() if column.is_uuid else column.type
         fields.setdefault(column.field, T.StructField(column.field, dtype))
     for name, order_type in spec.order_fields:

@@ -26,7 +26,7 @@ from sink.spark.session import activate
 from sink.table.keys import TableKey, shown, table_key, with_key
 from sink.table.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.table.plan import inferred_columns, plan_table
-from sink.table.sink_state import SinkState
+from sink.table.sink_state import SinkState, position_in
 from sink.table.table_plan import TablePlan
 from sink.targets.catalogs import Catalogs
 from sink.targets.history import shown_time
@@ -36,7 +36,6 @@ from sink.targets.own_state import (
     maintenance_of,
     property_prefix,
     rewrite_credit,
-    start_position,
 )
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import UpkeepFacts
@@ -116,7 +115,7 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         for warning in plan.warnings:
             yield f"  WARNING: {warning}"
     for entry in config.tables:
-        if entry.is_pattern:
+        if entry.has_pattern:
             yield f"pattern {entry.source} -> {entry.target}: looks for more every {config.source.discovery_interval}"
     if errors:
         raise errors[0]
@@ -146,7 +145,7 @@ def _examined(
     loaded = _in_parallel(spark, load, tables)
     positions = [state[1] if isinstance(state, tuple) else None for state in loaded]
     known = any(positions)  # then a run takes a pattern's tables without a position for new ones
-    from_start = {table.section.source for table in tables if known and table.from_pattern}
+    from_start = {table.section.id for table in tables if known and table.from_pattern}
     sections = [table.section for table in tables]
     found = source.check(list(zip(sections, positions, strict=True)), from_start)
 
@@ -281,10 +280,9 @@ def _load(catalogs: Catalogs, resolved: ResolvedTable, prefix: str) -> _Loaded:
         table = catalogs.load(resolved.section.target)
         if table is None:
             return None
-        stored = table.position(prefix)
+        return table, position_in(table, prefix, resolved.section, table.position(prefix))
     except TableError as error:
         return error
-    return table, stored.position if stored else start_position(table, prefix)
 
 
 def _in_parallel(spark: SparkSession, work: Callable[[T], R], items: Sequence[T]) -> list[R]:

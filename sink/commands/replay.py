@@ -30,7 +30,6 @@ that it lacks are in this row already, and those that it has are applied again a
 import logging
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
-from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession, Window
 from pyspark.sql import functions as F
@@ -38,17 +37,18 @@ from pyspark.sql import functions as F
 from changelog.amounts import amount
 from changelog.decoding import CHANGES_PER_RECORD
 from changelog.rows import BAD, BadRecord, order_column
-from sink.config import Config
+from sink.config import Config, TableSection
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
 from sink.errors import ConfigError, DataError, TableError
 from sink.run.pipeline import open_source
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
+from sink.sources.topics import Offsets, part_name, places_of
 from sink.spark.changes import is_bad, is_truncate
 from sink.spark.duplicate_keys import check_tells_rows_apart
 from sink.spark.engine import SparkEngine
-from sink.spark.expressions import quoted
+from sink.spark.expressions import any_of, quoted
 from sink.spark.sample import SparkSample
 from sink.table.keys import table_key, with_key
 from sink.table.microbatch import TableSink
@@ -130,13 +130,13 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
     for table in resolved:
         section = table.section
         # other sinks may write to the same two tables
-        if (section.target, section.source) in with_letters:
+        if any((section.target, topic) in with_letters for topic in section.topics):
             if section.mode == "append":
                 raise ConfigError(
                     f"{section.target} is in mode append, in which a replayed record could be inserted twice. Insert "
                     "the rows by SQL, and delete the dead letters by SQL."
                 )
-            own = (F.col("table") == section.target) & (F.col("source") == section.source)
+            own = (F.col("table") == section.target) & F.col("source").isin(*section.topics)
             yield _Replay(spark, config, table, source).run(found.where(own), force)
 
 
@@ -166,7 +166,7 @@ class _Replay:
         self._sink.check_source()
         target, position = self._section.target, self._sink.position or {}
         # Spark must not read the dead-letter table again after the letters are removed from it
-        letters = letters.withColumn("passed", _passed(position)).localCheckpoint()
+        letters = letters.withColumn("passed", _passed(self._section, position)).localCheckpoint()
         is_late = F.col("error_class") == BadRecord.LATE
         late, letters = letters.where(is_late).count(), letters.where(~is_late)
         log.info("%s: decoding %s", target, amount(letters.count(), "dead letter"))
@@ -175,7 +175,7 @@ class _Replay:
         passed = letters.where("passed")
         understood = _records_in(passed, refused, "left_anti").localCheckpoint()
         first = self._first(understood)
-        again = self._source.read_again(self._section.source, first, position) if first else None
+        again = self._source.read_again(self._section, first, position) if first else None
         if again is None:
             found = understood.limit(0).withColumn("timestamp", F.lit(None).cast("timestamp"))
         else:
@@ -197,11 +197,12 @@ class _Replay:
             late=late,
         )
 
-    def _first(self, letters: DataFrame) -> dict[int, int]:
-        """The first offset of `letters` in each partition."""
-        return {row[0]: row[1] for row in letters.groupBy("partition").agg(F.min("offset")).collect()}
+    def _first(self, letters: DataFrame) -> Offsets:
+        """The position before the first of `letters` in each partition."""
+        first = letters.groupBy("source", "partition").agg(F.min("offset")).collect()
+        return {part_name(self._section, row[0], row[1]): row[2] for row in first}
 
-    def _since(self, letters: DataFrame, found: DataFrame, stored: DataFrame) -> dict[int, int]:
+    def _since(self, letters: DataFrame, found: DataFrame, stored: DataFrame) -> Offsets:
         """The offset to begin with in each partition, so that no record after the first letter is missed.
 
         A key's records may be in other partitions than its letters: the topic may have got more partitions, or the key
@@ -212,7 +213,7 @@ class _Replay:
         margin = CLOCK_SECONDS * 1000 if self._section.order_by else 0
         # -1 means that a message has no timestamp
         time = max(0, oldest - margin) if oldest is not None and oldest >= 0 else None
-        others = self._source.offsets_since(self._section.source, time)
+        others = self._source.offsets_since(self._section, time)
         first = self._first(letters)
         return others | {partition: min(offset, others.get(partition, offset)) for partition, offset in first.items()}
 
@@ -224,7 +225,7 @@ class _Replay:
         """
         target, key = self._section.target, list(self._section.key)
         since = self._since(letters, found, stored)
-        again = self._source.read_again(self._section.source, since, position)
+        again = self._source.read_again(self._section, since, position)
         records = _as_records(stored)
         records = records if again is None else again.unionByName(records, allowMissingColumns=True)
         concerned = self._sink.decoded(_as_records(letters)).select(*map(quoted, key)).distinct().localCheckpoint()
@@ -265,9 +266,10 @@ class _Replay:
         spread = changes.groupBy(*key).agg(F.countDistinct(partition).alias("partitions")).where("partitions > 1")
         if spread.isEmpty():
             return changes
-        times = records.select(
-            F.col("partition").alias("_p"), F.col("offset").alias("_o"), F.col("timestamp").alias("_t")
-        )
+        number = F.col("partition")
+        if self._section.many_topics:
+            number = _partition_number(F.col("source"), number)
+        times = records.select(number.alias("_p"), F.col("offset").alias("_o"), F.col("timestamp").alias("_t"))
         place = (F.col(partition) == F.col("_p")) & (F.expr(f"{offset} div {CHANGES_PER_RECORD}") == F.col("_o"))
         # A message's timestamp may be lower than that of an earlier message. A stored letter has no timestamp, and is
         # older than all records in the topic.
@@ -295,10 +297,19 @@ class _Replay:
             )
 
 
-def _passed(position: Position) -> Column:
+def _passed(section: TableSection, position: Position) -> Column:
     """Whether the position has passed a letter."""
-    ends = [(F.col("partition") == int(number)) & (F.col("offset") < int(end)) for number, end in position.items()]
-    return reduce(lambda a, b: a | b, ends, F.lit(False))
+    ends = [
+        (F.col("source") == topic) & (F.col("partition") == int(number)) & (F.col("offset") < end)
+        for topic, offsets in places_of(section, position).items()
+        for number, end in offsets.items()
+    ]
+    return any_of(ends)
+
+
+def _partition_number(topic: Column, partition: Column) -> Column:
+    """`changelog.topics.partition_number`."""
+    return F.shiftleft(F.crc32(topic.cast("binary")).bitwiseAND(0x7FFFFFFF), 32) + partition
 
 
 def _records_in(letters: DataFrame, others: DataFrame, how: str) -> DataFrame:

@@ -148,5 +148,5 @@ def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]
                 yield catalog, "warehouse"
     if isinstance(source, dict) and source.get("type") == "files" and isinstance(values.get("tables"), list):
         for table in values["tables"]:
-            if isinstance(table, dict) and "source" in table:
+            if isinstance(table, dict) and isinstance(table.get("source"), str):
                 yield table, "source"

@@ -21,6 +21,7 @@ from sink.config.sections import (
     SinkSection,
     SourceSection,
     TableSection,
+    TableSource,
     VerifySection,
 )
 from sink.redaction import MASK, is_secret, masked
@@ -118,6 +119,8 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
         model = _maintenance_section(path)
     if path[-2:-1] == ("columns",):
         model = ColumnSection
+    if path[:1] == ("tables",) and path[-1] == "source":
+        return [*TableSource.model_fields, "table"]
     if path == ("sink", "http"):
         model = HttpSection
     return [field.alias or name for name, field in model.model_fields.items()]

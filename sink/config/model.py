@@ -82,7 +82,7 @@ class Config(Section):
                 "dead_letter_topic",
             )
         if any(
-            re.fullmatch(t.source, sink.dead_letter_topic) if t.is_pattern else t.source == sink.dead_letter_topic
+            re.fullmatch(t.source, sink.dead_letter_topic) if t.has_pattern else sink.dead_letter_topic in t.topics
             for t in self.tables
         ):
             raise MisplacedError(
@@ -119,7 +119,6 @@ class Config(Section):
     def _fits_together(self) -> Self:
         # Two patterns may have the same target: the names of their tables are known only when their sources are.
         targets = [table.target for table in self.tables if not table.is_pattern]
-        sources = [table.source for table in self.tables]
         for number, table in enumerate(self.tables):
             if table.catalog not in self.catalogs:
                 raise MisplacedError(
@@ -137,6 +136,17 @@ class Config(Section):
                     f"table {table.target}: files have no headers; name a field of the rows",
                     *("tables", number, "order_by"),
                 )
+            if self.source.type == "files" and not isinstance(table.feed.topic, str):
+                raise MisplacedError(
+                    f"got {table.source}, expected one directory, or a regular expression for several with a target "
+                    "such as lake.shop.$1: a table has its position in one directory",
+                    *("tables", number, "source"),
+                )
+            if self.source.type == "files" and (record := next(iter(set(table.record_columns) & set(table.key)), None)):
+                raise MisplacedError(
+                    f"got {record}, which is the path of the change file: another one for each change of a row",
+                    *("tables", number, "key"),
+                )
             if table.late == "dead-letter" and self.sink.on_bad_record == "fail":
                 raise MisplacedError(
                     "got dead-letter, but sink.on_bad_record is fail, so that the first late change would stop the "
@@ -148,9 +158,10 @@ class Config(Section):
             self._check_format(table, number)
         mend = {
             "target": "Give each entry a target of its own: a table has one position",
-            "source": "Keep one of the entries",
+            "source": "Keep one of the entries: files are read once",
         }
-        for name, values in (("target", targets), ("source", sources)):
+        directories = [table.source for table in self.tables] if self.source.type == "files" else []
+        for name, values in (("target", targets), ("source", directories)):
             repeated = sorted({value for value in values if values.count(value) > 1})
             if repeated:
                 last = max(n for n, table in enumerate(self.tables) if getattr(table, name) == repeated[0])
@@ -165,7 +176,7 @@ class Config(Section):
             )
         self._check_places()
         if self.source.type == "kafka":
-            self._check_kafka(sources)
+            self._check_kafka()
         else:
             self._check_files()
         return self
@@ -288,15 +299,16 @@ class Config(Section):
 
     def _check_patterns(self) -> None:
         for number, table in enumerate(self.tables):
-            if not table.is_pattern:
+            if not table.has_pattern:
                 continue
             text = table.source.rpartition("/")[2] if self.source.type == "files" else table.source
             try:
                 groups = re.compile(text).groups
             except re.error as error:
+                why = "target refers to a group" if table.is_pattern else "source is a pattern"
                 raise MisplacedError(
-                    f"table {table.target}: target refers to a group, so source must be a regular expression, but "
-                    f"{text!r} is not valid: {error}",
+                    f"table {table.target}: {why}, so source must be a regular expression, but {text!r} is not valid: "
+                    f"{error}",
                     *("tables", number, "source"),
                 ) from None
             for reference in GROUP_REFERENCE.finditer(table.target):
@@ -330,7 +342,7 @@ class Config(Section):
                 *("sink", "dead_letter_table"),
             )
 
-    def _check_kafka(self, sources: list[str]) -> None:
+    def _check_kafka(self) -> None:
         options = self.source.options
         if "kafka.bootstrap.servers" not in options:
             raise MisplacedError(
@@ -347,7 +359,7 @@ class Config(Section):
                 "name topics with source.options.subscribe, or leave it out: the tables' sources are subscribed",
                 *("source", "options"),
             )
-        if any(table.is_pattern for table in self.tables):
+        if any(table.has_pattern for table in self.tables):
             if "subscribe" in options:
                 raise MisplacedError(
                     "leave out source.options.subscribe: a table's source is a pattern",
@@ -356,12 +368,14 @@ class Config(Section):
                     "subscribe",
                 )
             return
+        places = {topic: number for number, table in enumerate(self.tables) for topic in table.topics}
+        sources = list(places)
         subscribed = [topic.strip() for topic in options.get("subscribe", ",".join(sources)).split(",")]
         for topic in sources:
             if topic not in subscribed:
                 raise MisplacedError(
                     f"table source {topic!r} is not in source.options.subscribe{did_you_mean(topic, subscribed)}",
-                    *("tables", sources.index(topic), "source"),
+                    *("tables", places[topic], "source"),
                 )
         for topic in subscribed:
             if topic not in sources:

@@ -8,12 +8,14 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import (
     AfterValidator,
     BeforeValidator,
+    ConfigDict,
     Field,
     field_validator,
     model_validator,
 )
 
 from changelog import formats
+from changelog.spec import OF_THE_RECORD
 from sink.config.base import Section, Text, as_text
 from sink.config.maintenance import MaintenanceSection
 from sink.config.options import (
@@ -254,7 +256,8 @@ class ColumnSection(Section):
     """One entry of `columns:`: only a type, or a mapping with more.
 
     :param type: Spark SQL type.
-    :param source: `from:` the message's field, if its name differs from the column's.
+    :param source: `from:` the message's field, if its name differs from the column's; or what the record has
+        (`OF_THE_RECORD`).
     :param expression: Spark SQL over the other columns and metadata columns. The column then isn't a field.
     :param stored: False for a field that only expressions need.
     """
@@ -349,9 +352,43 @@ class SoftDeleteSection(Section):
         return [name for name in (self.column, self.at) if name is not None]
 
 
+class TableSource(Section):
+    """`source:` of a table's entry: only a topic or directory, or a list of topics, or a mapping.
+
+    :param topic: one topic or directory; or several topics, whose changes all go to one table.
+    :param pattern: a regular expression for the names of topics instead. If the table's target is one name, all of them
+        go to this table.
+    """
+
+    topic: str | Annotated[list[str], Field(min_length=1)] | None = None
+    pattern: str | None = None
+
+    @model_validator(mode="after")
+    def _is_one_of_both(self) -> Self:
+        if (self.topic is None) == (self.pattern is None):
+            raise ValueError(
+                "write a topic, a list of topics, {topic: a topic, table: a table of the source's}, or {pattern: a "
+                "regular expression for topics}"
+            )
+        if isinstance(self.topic, list) and (twice := [name for name in self.topic if self.topic.count(name) > 1]):
+            raise ValueError(f"it names {twice[0]!r} twice. Name it once")
+        return self
+
+
+def _source(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"topic": value}
+
+
+NO_SHARD = "none"
+"""`shard` of a table to which the same key of several topics is the same row."""
+
+
 class TableSection(Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
+    :param feed: `source:` the topic or topics, or the directory.
+    :param shard: the key column that tells rows of several topics apart; or `NO_SHARD`. None: the column with the
+        record's topic.
     :param key: key columns. Empty if the messages state the key; when the table is opened, it is filled in
         (`sink.table.keys`).
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
@@ -370,8 +407,11 @@ class TableSection(Section):
     :param source_deletes: what a delete of the source does. `ignore`: the table keeps the row as it is.
     """
 
-    source: str
+    model_config = ConfigDict(populate_by_name=True)
+
+    feed: Annotated[TableSource, BeforeValidator(_source)] = Field(alias="source")
     target: str
+    shard: str | None = None
     key: Columns = Field(default_factory=list)
     keys: dict[str, Columns] = Field(default_factory=dict)
     columns: dict[str, Annotated[ColumnSection, BeforeValidator(_column)]] | None = None
@@ -399,6 +439,78 @@ class TableSection(Section):
     other_tables: Literal["reject", "ignore"] = "reject"
     verify: VerifySection | None = None
     maintenance: MaintenanceSection | None = None
+
+    @model_validator(mode="before")
+    @classmethod
+    def _of_one_table(cls, values: Any) -> Any:
+        """`source: {topic: …, table: …}` means `source_tables`, without those of others."""
+        source = values.get("source") if isinstance(values, dict) else None
+        if not isinstance(source, dict) or "table" not in source:
+            return values
+        if "source_tables" in values:
+            raise MisplacedError("source names the table too. Keep one of them", "source_tables")
+        table, rest = source["table"], {name: value for name, value in source.items() if name != "table"}
+        tables = table if isinstance(table, list) else [table]
+        return {"other_tables": "ignore"} | values | {"source": rest, "source_tables": tables}
+
+    @property
+    def source(self) -> str:
+        """The topic or directory, for people. Of several topics all names, or the regular expression for them."""
+        topic = self.feed.topic
+        return self.feed.pattern or (topic if isinstance(topic, str) else ", ".join(topic or ()))
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Topics or directory, once `sink.table.patterns` has put names in place of a regular expression."""
+        topic = self.feed.topic
+        return (topic,) if isinstance(topic, str) else tuple(topic or ())
+
+    @property
+    def many_topics(self) -> bool:
+        """Whether the table takes several topics, by a list or a regular expression. At the moment it may be one."""
+        return not isinstance(self.feed.topic, str) and not self.is_pattern
+
+    @property
+    def id(self) -> str:
+        """What tells the tables of a job apart, also those whose target is wrong."""
+        return f"{self.source} -> {self.target}"
+
+    @property
+    def record_columns(self) -> dict[str, str]:
+        """Columns whose values are of the record, such as its topic -> which of `OF_THE_RECORD`."""
+        named = {name: column.source for name, column in (self.columns or {}).items() if column.source in OF_THE_RECORD}
+        return named | {name: name for name in self.metadata if name in OF_THE_RECORD}
+
+    @model_validator(mode="after")
+    def _topics_fit(self) -> Self:
+        """:raises MisplacedError: nothing tells rows of several topics apart."""
+        if self.shard is not None and (not self.many_topics or self.mode == "append"):
+            why = "mode append compares no rows" if self.many_topics else "the table takes one topic"
+            raise MisplacedError(f"got {self.shard}, but {why}. Leave shard out", "shard")
+        if not self.many_topics or self.mode == "append":
+            return self
+        several = f"table {self.target} takes several topics"
+        if self.shard == NO_SHARD:
+            if not self.order_by:
+                raise MisplacedError(
+                    f"{several}, in which the same key is the same row, and nothing says which topic's change is "
+                    "newer. Write order_by, with fields that say when a row was changed",
+                    "order_by",
+                )
+            return self
+        topics = [name for name, field in self.record_columns.items() if field == "_source"]
+        if self.shard is not None and self.shard not in self.key:
+            raise MisplacedError(f"got {self.shard}, which key doesn't name. Write it into key too", "shard")
+        if self.shard is None and not set(topics) & set(self.key):
+            column = topics[0] if topics else "_source"
+            add = "" if topics else "metadata: [_source] and "
+            raise MisplacedError(
+                f"{several}, and nothing in its key tells their rows apart. Write {add}key: "
+                f"[{', '.join([column, *(self.key or ['…'])])}]; or shard: with the key's column that does; or shard: "
+                f"{NO_SHARD}, if the same key is the same row in all of them",
+                "key",
+            )
+        return self
 
     @field_validator("target")
     @classmethod
@@ -622,6 +734,11 @@ class TableSection(Section):
         """
         return GROUP_REFERENCE.search(self.target) is not None
 
+    @property
+    def has_pattern(self) -> bool:
+        """Whether `source` is a regular expression: for a table of each name that it matches, or for one of all."""
+        return self.is_pattern or self.feed.pattern is not None
+
     def expand(self, text: str, match: re.Match[str]) -> str:
         """Replace `$1` or `${1}` in `text` by the match's groups. Each group becomes a name of letters, digits and `_`.
 
@@ -692,11 +809,14 @@ class TableSection(Section):
         for name in key:
             if name in self.exclude:
                 raise MisplacedError(f"exclude names {name!r}, which is in key; remove it from exclude", "exclude")
-            if name in self.metadata:
+            record = self.record_columns.get(name)
+            if (name in self.metadata and record is None) or record not in (None, "_source"):
                 raise MisplacedError(
-                    f"key names {name!r}, which is a metadata column; a key must be a field of the messages", *path
+                    f"key names {name!r}, which is a metadata column; a key must be a field of the messages, or the "
+                    "topic (_source)",
+                    *path,
                 )
-            if self.columns is None:
+            if self.columns is None or name in self.metadata:
                 continue
             if name not in self._stored:
                 raise MisplacedError(

@@ -75,7 +75,7 @@ class Pipeline:
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
-        self._has_patterns = any(table.is_pattern for table in config.tables)
+        self._has_patterns = any(table.has_pattern for table in config.tables)
         self._looked_at = self._began_at = time.monotonic()
         try:
             self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(find_tables(config, self._source))))
@@ -197,8 +197,8 @@ class Pipeline:
         """The queries that feed these tables, or will feed them."""
         if self._source.one_stream:
             return self._all_runs()
-        sources = {member.source for member in members}
-        return [run for run in self._all_runs() if any(table.source in sources for table in run.stream.tables)]
+        names = {member.id for member in members}
+        return [run for run in self._all_runs() if any(table.id in names for table in run.stream.tables)]
 
     def _locate(self, members: Sequence[Member]) -> Sequence[Member]:
         """Find the start positions of tables that were just opened. Call this between micro-batches.
@@ -256,7 +256,7 @@ class Pipeline:
         self._ended = [other for other in (*self._ended, run) if other.idle.locked()]
 
     def _apply(self, run: StartedQuery) -> Callable[[DataFrame, int], None]:
-        members = [self._supervisor.members[table.source] for table in run.stream.tables]
+        members = [self._supervisor.members[table.id] for table in run.stream.tables]
 
         def begin(frame: DataFrame, batch_id: int) -> None:
             self._supervisor.apply(run.stream, batch_id, frame)
@@ -338,7 +338,7 @@ class Pipeline:
         """Whether a query failed because of some of its tables, for example because a topic was deleted. These tables
         are set aside, and the others go on.
         """
-        members = [member for table in run.stream.tables if (member := self._supervisor.members[table.source]).works]
+        members = [member for table in run.stream.tables if (member := self._supervisor.members[table.id]).works]
         if not members:
             return False
         if not self._source.one_stream:
@@ -352,7 +352,7 @@ class Pipeline:
         except TemporaryError as error:
             log.warning("can't find out why the stream failed: %s", error)
             return False
-        if len(fine) == len(members):
+        if len(fine) == len(members) and not self._source.lacks_topics():
             return False
         if not self._is_over():
             with self._between_batches(self._all_runs()):

@@ -10,7 +10,7 @@ import functools
 import logging
 import os
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import ExitStack
 from dataclasses import dataclass, field
@@ -105,6 +105,10 @@ class Member:
         return self.resolved.section.source
 
     @property
+    def id(self) -> str:
+        return self.resolved.section.id
+
+    @property
     def target(self) -> str:
         return self.resolved.section.target
 
@@ -120,7 +124,7 @@ class Member:
 
 
 class Supervisor:
-    """All tables of a job, by source."""
+    """All tables of a job, by `TableSection.id`."""
 
     def __init__(
         self,
@@ -181,13 +185,13 @@ class Supervisor:
         awaiting = [member for member in late if member.awaits_messages]
         if awaiting:
             try:
-                come = set(self._source.with_messages([member.source for member in awaiting]))
+                come = set(self._source.with_messages([member.resolved.section for member in awaiting]))
             except TemporaryError as error:
                 log.warning("can't look for first messages: %s", error)
                 come = set()
             for member in awaiting:
                 member.retry_at = now + self._config.source.discovery_seconds
-            awaiting = [member for member in awaiting if member.source in come]
+            awaiting = [member for member in awaiting if member.id in come]
         return [member for member in late if member.error is not None] + awaiting
 
     def lags(self) -> Lags:
@@ -198,7 +202,7 @@ class Supervisor:
         open_tables = [(member.resolved.section, sink) for member in self.members.values() if (sink := member.sink)]
         behind = self._source.behind([(section, sink.position) for section, sink in open_tables])
         return Lags(
-            {section.target: behind[section.source] for section, _ in open_tables if section.source in behind},
+            {section.target: behind[section.id] for section, _ in open_tables if section.id in behind},
             "messages" if self._config.source.type == "kafka" else "files",
         )
 
@@ -207,13 +211,24 @@ class Supervisor:
         return [member for member in self.failed() if not is_harmless(member.error)]
 
     def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
-        """Add the tables whose source isn't known yet. The caller then opens them."""
-        new = [Member(table, from_start=from_start) for table in tables if table.section.source not in self.members]
+        """Add the tables that aren't known yet, and known ones with new topics. The caller then opens them."""
+        tables = list(tables)
+        new = [Member(table, from_start=from_start) for table in tables if table.section.id not in self.members]
+        grown = [(member, table) for table in tables if (member := self._grown(table)) is not None]
         # a new dictionary, because the streams' threads may be iterating over the old one
-        self.members = self.members | {member.source: member for member in new}
+        self.members = self.members | {member.id: member for member in new}
         for member in new:
             self._observer(TableFound(member.target, member.source))
-        return new
+        for member, table in grown:
+            log.info("%s: more topics, now %s", member.target, ", ".join(table.section.topics))
+            member.resolved = table
+        return [*new, *(member for member, _ in grown)]
+
+    def _grown(self, table: ResolvedTable) -> Member | None:
+        """The table, if it is known, and its pattern has found more topics."""
+        member = self.members.get(table.section.id)
+        is_known = member is None or set(table.section.topics) <= set(member.resolved.section.topics)
+        return None if is_known else member
 
     def open(self, members: Sequence[Member]) -> list[Member]:
         """Open tables (again), and create missing ones.
@@ -227,22 +242,21 @@ class Supervisor:
         if self.dead_letters is None and self._config.sink.on_bad_record == "dead-letter":
             self.dead_letters = open_dead_letters(self._spark, self._config)
         self._each(members, self._open, "opened")
-        opened = {member.source: member.opened for member in members if member.opened is not None}
-        unseen = {source: sink for source, sink in opened.items() if sink.stated.awaits_keys}
+        unseen = [member.opened for member in members if member.opened and member.opened.stated.awaits_keys]
         if self._config.source.type == "kafka" and unseen:
             Thread(target=self._compare_keys, args=(unseen,), name="rowdelta-keys", daemon=True).start()
         return [member for member in members if member.opened is not None]
 
-    def _compare_keys(self, sinks: Mapping[str, TableSink]) -> None:
+    def _compare_keys(self, sinks: Sequence[TableSink]) -> None:
         """Read some messages before the first micro-batch, and warn if they have another key than the table.
 
         A separate thread does this, so that nothing waits for a broker that the plain client can't reach. The first
         micro-batch compares the keys too, before its commit.
         """
-        topics = {source: sink.plan.changelog.source_tables for source, sink in sinks.items()}
         try:
-            for source, stated in stated_keys(self._config, topics).items():
-                sinks[source].stated.note_keys(stated, sinks[source].plan)
+            tables = [(sink.plan.section.topics, sink.plan.changelog.source_tables) for sink in sinks]
+            for sink, stated in zip(sinks, stated_keys(self._config, tables), strict=True):
+                sink.stated.note_keys(stated, sink.plan)
         except ConfigError as error:  # these options are for Spark's client only
             log.debug("can't look at the messages' keys: %s", error)
         except Exception as error:  # noqa: BLE001 - whatever it is, the run itself meets it too
@@ -265,15 +279,15 @@ class Supervisor:
         :return: the tables that can be read.
         :raises TemporaryError: the source did not answer.
         """
-        sinks = {member.source: member.sink for member in members if member.sink is not None}
-        from_start = {member.source for member in members if member.from_start}
+        sinks = {member.id: member.sink for member in members if member.sink is not None}
+        from_start = {member.id for member in members if member.from_start}
         failures = self._source.locate([(sink.plan.section, sink.position) for sink in sinks.values()], from_start)
         for name, error in failures.items():
             self.set_aside(self.members[name], error)
         found = [member for member in members if member.works]
 
         def remember(member: Member) -> None:
-            sink = sinks[member.source]
+            sink = sinks[member.id]
             sink.check_source()
             sink.remember_start(self._source.start_position(sink.plan.section))
             member.from_start = False
@@ -317,18 +331,18 @@ class Supervisor:
                 self._note_commit(member, sink.apply_batch(batch_id, batch))
                 batch = sink.batch(stream, batch_id, frame)
             if batch is not None and not batch.more:
-                batches[member.source] = batch
+                batches[member.id] = batch
                 shared = sink.share(batch)
                 if shared is not None:
-                    begun[member.source], shares[member.source] = shared[0], (batch, shared[1])
+                    begun[member.id], shares[member.id] = shared[0], (batch, shared[1])
 
         def apply(member: Member) -> None:
-            sink, source = _sink(member), member.source
-            written = results.pop(source, None)
+            sink, batch = _sink(member), batches[member.id]
+            written = results.pop(member.id, None)
             applied = (
-                sink.apply_batch(batch_id, batches[source])
+                sink.apply_batch(batch_id, batch)
                 if written is None
-                else sink.apply_share(batch_id, batches[source], begun[source], written)
+                else sink.apply_share(batch_id, batch, begun[member.id], written)
             )
             self._note_commit(member, applied)
 
@@ -338,17 +352,17 @@ class Supervisor:
         submit = self._submitter(self._pool)
         results: dict[str, ShareResult] = {}
         _finish(submit(self._attempt, begin, member) for member in members)
-        members = [member for member in members if member.source in batches and member.works]
-        sinks = {member.source: _sink(member) for member in members if member.source in shares}
+        members = [member for member in members if member.id in batches and member.works]
+        sinks = {member.id: _sink(member) for member in members if member.id in shares}
         try:
             # the tables with jobs of their own don't wait for the joint job
-            futures = work(member for member in members if member.source not in sinks)
+            futures = work(member for member in members if member.id not in sinks)
             if len(sinks) > 1 and not self._is_ending():
-                results |= self._joint.write(frame.sparkSession, sinks, {source: shares[source] for source in sinks})
-            _finish(futures + work(member for member in members if member.source in sinks))
+                results |= self._joint.write(frame.sparkSession, sinks, {name: shares[name] for name in sinks})
+            _finish(futures + work(member for member in members if member.id in sinks))
         finally:
-            for source in results:  # results are left over only if the job is ending
-                sinks[source].discard()
+            for name in results:  # results are left over only if the job is ending
+                sinks[name].discard()
         # compactions come last, so that no table waits for another table's compaction
         _finish(submit(self._attempt, _compact, member) for member in members if member.works)
 

@@ -101,7 +101,7 @@ class Directories:
                 continue
             times = [file.modified for file in files if position is None or is_beyond(file, position)]
             seconds = max(0.0, time.time() - min(times) / 1000) if times else 0.0
-            found[table.source] = {"": Behind(len(times), seconds)}
+            found[table.id] = {"": Behind(len(times), seconds)}
         return found
 
     def check(

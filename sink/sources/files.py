@@ -122,18 +122,21 @@ class FilesSource(Directories):
     ) -> Mapping[str, RowdeltaError]:
         failures: dict[str, RowdeltaError] = {}
         for table, position in tables:
-            self._positions[table.source] = position
+            self._positions[table.id] = position
             try:
                 self.look(table)
             except RowdeltaError as error:
-                failures[table.source] = error
+                failures[table.id] = error
         return failures
 
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
-        return [self._stream(table, self._positions[table.source]) for table in tables]
+        return [self._stream(table, self._positions[table.id]) for table in tables]
 
     def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
-        return [table.source for table in stream.tables]
+        return [table.id for table in stream.tables]
+
+    def lacks_topics(self) -> bool:
+        return False
 
     def _stream(self, table: TableSection, position: Position | None) -> Stream:
         folder = CheckpointFolder(self._spark, self._checkpoint(table))
@@ -251,14 +254,14 @@ class FilesSource(Directories):
     def start_position(self, table: TableSection) -> Position | None:
         return None
 
-    def identity(self, source: str) -> str | None:
-        return self._hadoop.fingerprint(source)
+    def identities(self, table: TableSection) -> Mapping[str, str]:
+        return {table.source: self._hadoop.fingerprint(table.source)}
 
-    def partitions(self, source: str) -> int:
+    def partitions(self, table: TableSection) -> int:
         return 1
 
-    def with_messages(self, sources: Collection[str]) -> Collection[str]:
-        return sources
+    def with_messages(self, tables: Sequence[TableSection]) -> Collection[str]:
+        return [table.id for table in tables]
 
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         return None

@@ -1,16 +1,19 @@
 """Reads from Kafka with one streaming query for all topics. A position is partition -> next offset,
-`{"0": 42, "1": 17}`.
+`{"0": 42, "1": 17}`; of a table with several topics `{"a-0": 42, "b-0": 17}`.
 
 The query says which offsets a micro-batch covers. If several topics have messages in it, each table reads its own
-topic's offsets in a separate batch read, or together with other tables that have few messages. So each message is read
-once, and no messages are held in memory for other tables.
+topics' offsets in a separate batch read, or together with other tables that have few messages. So each message is read
+once, and no messages are held in memory for other tables. Of a topic that several tables have, the query begins where
+the first of them is, and each leaves out what it has.
 """
 
 import functools
 import heapq
 import json
+import logging
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 
 from py4j.java_gateway import JavaObject
@@ -24,7 +27,17 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.source import Behind, Position, Range, SharedRead, Stream, TableBatch
-from sink.sources.topics import EARLIEST, Admin, Offsets, Topics
+from sink.sources.topics import (
+    EARLIEST,
+    Admin,
+    Offsets,
+    Places,
+    Topics,
+    part_name,
+    places_of,
+    position_of,
+    topics_of,
+)
 from sink.spark.expressions import any_of
 
 _TIMEOUT_MS = 15_000
@@ -52,6 +65,10 @@ That happens for each partition that has messages."""
 
 Part = tuple[str, str]
 """A topic and a partition of it."""
+_PartOfTable = tuple[str, str, int]
+"""The same, and the number of a table."""
+
+log = logging.getLogger("rowdelta")
 
 
 class KafkaSource(Topics):
@@ -68,11 +85,17 @@ class KafkaSource(Topics):
         self._headers = sorted(name for name in names if name.startswith(HEADERS))
         self._with_headers = bool(self._headers) or config.source.format.startswith("debezium")
         self._generation = ""
-        self._starts: dict[str, Offsets] = {}
-        self._ids: Mapping[str, str] = {}
+        self._starts: dict[str, Places] = {}
+        """By table: from where it is read."""
+        self._takers = Counter[str]()
+        """How many tables a topic has."""
+        self._begin: Places = {}
+        """Where the stream begins."""
+        self._ids: dict[str, Mapping[str, str]] = {}
+        """By table: ids of its topics."""
         self._newer_ids: Mapping[str, str] = {}
         self._looked_at = time.monotonic()
-        self._caught_up: dict[str, int] = {}
+        self._caught_up: dict[tuple[str, str], int] = {}
         self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
 
     def locate(
@@ -80,29 +103,35 @@ class KafkaSource(Topics):
     ) -> Mapping[str, RowdeltaError]:
         failures: dict[str, RowdeltaError] = {}
         with self._admin() as admin:
-            topics = [table.source for table, _ in tables]
+            topics = topics_of(table for table, _ in tables)
             # first, so that offsets of a topic that is created again now get the id of the earlier one
-            self._ids = {**self._ids, **admin.ids(topics)}
+            ids = admin.ids(topics)
             self._newer_ids = {topic: number for topic, number in self._newer_ids.items() if topic not in topics}
             earliest, latest = admin.limits(topics)
             for table, position in tables:
+                self._ids[table.id] = {topic: ids[topic] for topic in table.topics if topic in ids}
                 try:
-                    self._starts[table.source] = self._start(admin, table, position, from_start, earliest, latest)
+                    self._starts[table.id] = self._start(admin, table, position, from_start, earliest, latest)
                 except RowdeltaError as error:
-                    failures[table.source] = error
+                    failures[table.id] = error
+                    continue
+                if gone := [topic for topic in table.topics if topic not in self._starts[table.id]]:
+                    log.warning("%s: there is no topic %s any more; the others are read", table.target, ", ".join(gone))
         return failures
 
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
         self._generation = self._folder.new_generation()
         self._read = None
         self._caught_up = {}
-        self._starts = {table.source: self._starts[table.source] for table in tables}
+        self._starts = {table.id: self._starts[table.id] for table in tables}
+        self._begin = _first_of(self._starts.values())
+        self._takers = Counter(topic for places in self._starts.values() for topic in places)
         options = READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
         frame = (
             self._spark.readStream.format("kafka")
             .options(**options)
-            .option("subscribe", ",".join(self._starts))
-            .option("startingOffsets", json.dumps(self._starts))
+            .option("subscribe", ",".join(self._begin))
+            .option("startingOffsets", json.dumps(self._begin))
             .option("includeHeaders", self._with_headers)
             .load()
         )
@@ -110,26 +139,66 @@ class KafkaSource(Topics):
         return [Stream(self._config.sink.id, _records(frame, self._headers), location, tuple(tables))]
 
     def start_position(self, table: TableSection) -> Position | None:
-        return self._starts[table.source]
+        return position_of(table, self._starts[table.id])
 
-    def identity(self, source: str) -> str | None:
-        return self._ids.get(source)
+    def identities(self, table: TableSection) -> Mapping[str, str]:
+        return self._ids.get(table.id, {})
+
+    def lacks_topics(self) -> bool:
+        return not self._begin.keys() <= {topic for places in self._starts.values() for topic in places}
 
     def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
         begin, end = self._offsets(batch_id)
-        return [topic for topic, ends in end.items() if begin.get(topic) != ends]
+        changed = {topic for topic, ends in end.items() if begin.get(topic) != ends}
+        return [table.id for table in stream.tables if not changed.isdisjoint(table.topics)]
 
     def batch(
         self, stream: Stream, batch_id: int, frame: DataFrame, table: TableSection, position: Position | None
     ) -> TableBatch | None:
-        topic = table.source
-        self._check_id(table, position or {})
-        begins, ends = self._offsets(batch_id)
-        begin, end = begins.get(topic, {}), ends.get(topic, {})
-        had = {partition: int(offset) for partition, offset in (position or {}).items()}
+        places, begins, ends = places_of(table, position or {}), *self._offsets(batch_id)
+        self._check_ids(table, places)
+        read, own = functools.partial(self._frame, frame.sparkSession), list[Range]()
+        for topic in (topic for topic in table.topics if topic in ends):
+            had = places.get(topic, {})
+            found = self._left(table, topic, had, begins.get(topic, {}), ends[topic])
+            new = [p for p in found.end if not had.get(p)]
+            if new and any(had.values()) and self._caught_up.get((table.id, topic)) != batch_id:
+                self._caught_up[table.id, topic] = batch_id
+                earlier = self._before_new(topic, new, had)
+                if earlier is not None:
+                    count = sum(to - earlier.begin[p] for p, to in earlier.end.items())
+                    records = functools.partial(read, [earlier])
+                    after = position_of(table, {**places, topic: {**had, **earlier.end}})
+                    return TableBatch(records, after, count, share=SharedRead([earlier], read), more=True)
+            if found.end:
+                own.append(found)
+        if not own:
+            return None
+        records = functools.partial(read, own)
+        if all(other in table.topics or begins.get(other) == ends[other] for other in ends):
+            # the usual case for a job with one table: use what Spark has planned anyway
+            overlap = {
+                (topic, p): offset
+                for topic in table.topics
+                for p, offset in places.get(topic, {}).items()
+                if p in ends.get(topic, {}) and begins.get(topic, {}).get(p, 0) < offset
+            }
+            records = functools.partial(_beyond, frame, overlap)
+        ahead = {topic: ends[topic] for topic in table.topics if topic in ends}
+        end = self.furthest(position_of(table, ahead), position or {})
+        count = sum(to - max(0, ours.begin[p]) for ours in own for p, to in ours.end.items())
+        is_alone = not table.many_topics and self._takers[table.source] < 2
+        return TableBatch(records, end, count, share=SharedRead(own, read) if is_alone else None)
+
+    def _left(self, table: TableSection, topic: str, had: Offsets, begin: Offsets, end: Offsets) -> Range:
+        """What a micro-batch has of a topic that a table hasn't.
+
+        :param begin: where the micro-batch begins and ends in the topic.
+        :raises TableError: the table's position was set back, or the topic is shorter.
+        """
         for partition, offset in begin.items():
             # a partition that the table's position doesn't have was read from the query's start, or was added later
-            reached = had.get(partition, self._starts[topic].get(partition, 0))
+            reached = had.get(partition, self._starts[table.id].get(topic, {}).get(partition, 0))
             if offset > reached:
                 raise TableError(
                     f"{table.target}: its stored position for {topic}-{partition} is {reached}, but this run has "
@@ -138,31 +207,12 @@ class KafkaSource(Topics):
         if shorter := {p: had[p] for p, to in end.items() if to < had.get(p, 0)}:
             # with failOnDataLoss: false Spark goes on from there, and what the table has would be left out
             with self._admin() as admin:
-                self._check_ends(admin, table, shorter)
+                self._check_ends(admin, table, topic, shorter)
         # a partition that was added meanwhile is read from its first message, whose offset may be above 0
         starts = {p: max(begin.get(p, 0), had.get(p, 0)) for p in end}
-        todo = {p: to - starts[p] for p, to in end.items() if to > starts[p]}
-        if not todo:
-            return None
-        new = [p for p in todo if not had.get(p)]
-        if new and any(had.values()) and self._caught_up.get(topic) != batch_id:
-            self._caught_up[topic] = batch_id
-            earlier = self._before_new(topic, new, had)
-            if earlier is not None:
-                read = functools.partial(self._frame, frame.sparkSession)
-                count = sum(to - earlier.begin[p] for p, to in earlier.end.items())
-                share = SharedRead(earlier, read)
-                return TableBatch(lambda: read([earlier]), {**had, **earlier.end}, count, share=share, more=True)
+        todo = [p for p, to in end.items() if to > starts[p]]
         from_first = {p for p in todo if p not in begin and p not in had}
-        own = Range(topic, {p: EARLIEST if p in from_first else starts[p] for p in todo}, {p: end[p] for p in todo})
-        read = functools.partial(self._frame, frame.sparkSession)
-        records = functools.partial(read, [own])
-        if all(other == topic or begins.get(other) == ends[other] for other in ends):
-            # the usual case for a job with one table: use what Spark has planned anyway
-            overlap = {p: had[p] for p in end if begin.get(p, 0) < had.get(p, 0)}
-            records = functools.partial(_beyond, frame, overlap)
-        ahead = {p: max(int(offset), had.get(p, 0)) for p, offset in end.items()}
-        return TableBatch(records, had | ahead, sum(todo.values()), share=SharedRead(own, read))
+        return Range(topic, {p: EARLIEST if p in from_first else starts[p] for p in todo}, {p: end[p] for p in todo})
 
     def _before_new(self, topic: str, new: Sequence[str], had: Offsets) -> Range | None:
         """What other partitions have from before the first messages of new ones, and a position hasn't passed. Once a
@@ -180,26 +230,26 @@ class KafkaSource(Topics):
         end = {p: to for p, to in end.items() if to > begin[p]}
         return Range(topic, {p: begin[p] for p in end}, end) if end else None
 
-    def _check_id(self, table: TableSection, position: Position) -> None:
+    def _check_ids(self, table: TableSection, places: Places) -> None:
         """Look now and then whether topics were created again. Spark notices it only of one that is shorter now.
 
-        :raises TableError: the table's topic was, and its position has passed messages of the earlier one.
+        :param places: the table's position.
+        :raises TableError: a topic of the table was, and its position has passed messages of the earlier one.
         """
         if time.monotonic() - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = time.monotonic()
             with suppress(TemporaryError), self._admin() as admin:  # if it doesn't answer, the stream itself tells
-                found = admin.ids(list(self._ids))
-                self._newer_ids = {topic: number for topic, number in found.items() if number != self._ids[topic]}
-        number = self._newer_ids.get(table.source)
-        if number is None or number == self._ids[table.source]:
-            return
-        if not any(int(offset) for offset in position.values()):
-            self._ids = {**self._ids, table.source: number}
-            return
-        raise TableError(
-            f"{table.target}: topic {table.source} was deleted and created again while the sink ran, so the table's "
-            "position says nothing of it. Start the sink again: it says what can be done."
-        )
+                self._newer_ids = admin.ids(list({topic for ids in self._ids.values() for topic in ids}))
+        for topic, known in self._ids.get(table.id, {}).items():
+            number = self._newer_ids.get(topic, known)
+            if number == known:
+                continue
+            if any(places.get(topic, {}).values()):
+                raise TableError(
+                    f"{table.target}: topic {topic} was deleted and created again while the sink ran, so the table's "
+                    "position says nothing of it. Start the sink again: it says what can be done."
+                )
+            self._ids[table.id] = {**self._ids[table.id], topic: number}
 
     def is_ahead(self, other: Position, position: Position) -> bool:
         return any(int(offset) > int(position.get(partition, 0)) for partition, offset in other.items())
@@ -207,43 +257,43 @@ class KafkaSource(Topics):
     def furthest(self, one: Position, other: Position) -> Position:
         return {p: max(int(one.get(p, 0)), int(other.get(p, 0))) for p in {**one, **other}}
 
-    def read_again(self, topic: str, first: Mapping[int, int], end: Position) -> DataFrame | None:
-        """Read raw records again.
+    def read_again(self, table: TableSection, first: Position, end: Position) -> DataFrame | None:
+        """Read raw records of a table's topics again.
 
-        :param topic: the topic.
-        :param first: partition -> offset to begin with. If Kafka has removed it, reading begins at the earliest offset.
+        :param first: the position to begin with. Where Kafka has removed it, reading begins at the earliest offset.
         :param end: the position to read up to.
-        :return: None if the topic has none of these records any more.
+        :return: None if the topics have none of these records any more.
         """
         with self._admin() as admin:
-            earliest = admin.offsets([topic], admin.earliest()).get(topic, {})
-        begin = {
-            str(p): max(offset, earliest[str(p)]) for p, offset in first.items() if str(p) in earliest.keys() & end
-        }
-        begin = {partition: offset for partition, offset in begin.items() if offset < int(end[partition])}
-        if not begin:
-            return None
-        return self._frame(self._spark, [Range(topic, begin, {p: int(end[p]) for p in begin})])
+            earliest = admin.offsets(table.topics, admin.earliest())
+        ranges, ends = list[Range](), places_of(table, end)
+        for topic, offsets in places_of(table, first).items():
+            here, to = earliest.get(topic, {}), ends.get(topic, {})
+            begin = {p: max(offset, here[p]) for p, offset in offsets.items() if p in here and p in to}
+            begin = {p: offset for p, offset in begin.items() if offset < to[p]}
+            ranges += [Range(topic, begin, {p: to[p] for p in begin})] if begin else []
+        return self._frame(self._spark, ranges) if ranges else None
 
-    def ends(self, topic: str) -> Offsets:
-        """Where the topic ends at the moment.
+    def ends(self, table: TableSection) -> Offsets:
+        """The position at which the table's topics end at the moment.
 
         :raises ConfigError: there is no such topic.
         """
         with self._admin() as admin:
-            found = admin.offsets([topic], admin.latest())
-            if topic not in found:
-                raise admin.no_topic(topic)
-            return found[topic]
+            found = admin.offsets(table.topics, admin.latest())
+            if not found:
+                raise admin.no_topic(table.source)
+            return position_of(table, found)
 
-    def offsets_since(self, topic: str, timestamp: int | None) -> dict[int, int]:
-        """Partition -> offset of the first message at or after a time. A partition without such a message is left out.
+    def offsets_since(self, table: TableSection, timestamp: int | None) -> Offsets:
+        """A position before the first message at or after a time, in all of a table's topics. A partition without such
+        a message is left out.
 
         :param timestamp: milliseconds since 1970. None means the first message of all.
         """
         with self._admin() as admin:
-            found = admin.offsets([topic], admin.earliest() if timestamp is None else admin.at(timestamp))
-        return {int(p): offset for p, offset in found.get(topic, {}).items() if offset >= 0}
+            found = admin.offsets(table.topics, admin.earliest() if timestamp is None else admin.at(timestamp))
+        return {p: offset for p, offset in position_of(table, found).items() if offset >= 0}
 
     def _frame(self, spark: SparkSession, ranges: Sequence[Range], tasks: int | None = None) -> DataFrame:
         """Messages of some topics. To filter them out of a stream's frame would read all topics for each table.
@@ -280,50 +330,55 @@ class KafkaSource(Topics):
                 before = self._read[2]
             else:
                 stored = self._folder.offsets(self._generation, batch_id - 1)
-                before = self._starts if stored is None else stored
+                before = self._begin if stored is None else stored
             self._read = batch_id, before, self._folder.offsets(self._generation, batch_id)
         return self._read[1:]
 
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         with self._admin() as admin:
-            earliest, latest = admin.limits([table.source])
-        first, end = earliest.get(table.source, {}), latest.get(table.source, {})
-        begin = {p: max(first.get(p, 0), to - count) for p, to in end.items() if to > first.get(p, 0)}
-        if not begin:
-            return None
-        return self._frame(self._spark, [Range(table.source, begin, {p: end[p] for p in begin})]).drop(MOVED_AWAY)
+            earliest, latest = admin.limits(table.topics)
+        ranges = list[Range]()
+        for topic, end in latest.items():
+            first = earliest[topic]
+            begin = {p: max(first[p], to - count) for p, to in end.items() if to > first[p]}
+            ranges += [Range(topic, begin, {p: end[p] for p in begin})] if begin else []
+        return self._frame(self._spark, ranges).drop(MOVED_AWAY) if ranges else None
 
     def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
         with self._admin() as admin:
-            topics = [table.source for table, _ in tables]
-            earliest, latest = admin.limits(topics)
-            reached = {
-                (table.source, p): max(int((position or {}).get(p, first)), first)
-                for table, position in tables
-                for p, first in earliest.get(table.source, {}).items()
-            }
+            earliest, latest = admin.limits(topics_of(table for table, _ in tables))
+            reached = dict[_PartOfTable, int]()
+            for number, (table, position) in enumerate(tables):
+                places = places_of(table, position or {})
+                for topic in table.topics:
+                    for p, first in earliest.get(topic, {}).items():
+                        reached[topic, p, number] = max(places.get(topic, {}).get(p, first), first)
             counts = {
-                (topic, p): max(0, latest.get(topic, {}).get(p, offset) - offset)
-                for (topic, p), offset in reached.items()
+                (topic, p, number): max(0, latest.get(topic, {}).get(p, offset) - offset)
+                for (topic, p, number), offset in reached.items()
             }
             most = heapq.nlargest(
                 _MOST_TIMED, (part for part, count in counts.items() if count), key=counts.__getitem__
             )
-            ages = _ages({part: reached[part] for part in most}, admin.first_since, time.time())
+            ages = dict[_PartOfTable, float]()
+            for parts in _each_once(most):
+                aged = _ages({part: reached[whole] for part, whole in parts.items()}, admin.first_since, time.time())
+                ages |= {parts[part]: seconds for part, seconds in aged.items()}
         found: dict[str, dict[str, Behind]] = {}
-        for (topic, p), count in counts.items():
-            found.setdefault(topic, {})[p] = Behind(count, ages.get((topic, p)) if count else 0.0)
+        for (topic, p, number), count in counts.items():
+            table, _ = tables[number]
+            age = ages.get((topic, p, number)) if count else 0.0
+            found.setdefault(table.id, {})[part_name(table, topic, p)] = Behind(count, age)
         return found
 
-    def partitions(self, source: str) -> int:
+    def partitions(self, table: TableSection) -> int:
         with self._admin() as admin:
-            return len(admin.partitions([source]).get(source, ()))
+            return max(map(len, admin.partitions(table.topics).values()), default=0)
 
-    def with_messages(self, sources: Collection[str]) -> Collection[str]:
+    def with_messages(self, tables: Sequence[TableSection]) -> Collection[str]:
         with self._admin() as admin:
-            topics = list(sources)
-            earliest, latest = admin.limits(topics)
-        return [topic for topic in topics if latest.get(topic) != earliest.get(topic)]
+            earliest, latest = admin.limits(topics_of(tables))
+        return [table.id for table in tables if any(latest.get(topic) != earliest.get(topic) for topic in table.topics)]
 
     def _admin(self) -> "_Admin":
         return _Admin(self._spark, self._options)
@@ -347,13 +402,26 @@ def _named(header: str) -> Callable[[Column], Column]:
     return lambda found: found["key"] == header.removeprefix(HEADERS)
 
 
-def _beyond(frame: DataFrame, overlap: Offsets) -> DataFrame:
+def _beyond(frame: DataFrame, overlap: Mapping[Part, int]) -> DataFrame:
     """A stream's frame without the records that a table has already applied.
 
-    :param overlap: partition -> offset before which records are applied.
+    :param overlap: offsets before which records are applied.
     """
-    applied = [(F.col("partition") == int(p)) & (F.col("offset") < offset) for p, offset in overlap.items()]
+    applied = [
+        (F.col("source") == topic) & (F.col("partition") == int(p)) & (F.col("offset") < offset)
+        for (topic, p), offset in overlap.items()
+    ]
     return frame.where(~any_of(applied)) if applied else frame
+
+
+def _first_of(starts: Iterable[Places]) -> Places:
+    """Of each partition the lowest offset."""
+    lowest: Places = {}
+    for places in starts:
+        for topic, offsets in places.items():
+            known = lowest.setdefault(topic, {})
+            known.update({p: min(offset, known.get(p, offset)) for p, offset in offsets.items()})
+    return lowest
 
 
 class _Admin(Admin):
@@ -487,6 +555,18 @@ class _Admin(Admin):
                 raise _UnknownTopicError from None
             about = f" for {', '.join(list(dict.fromkeys(topics))[:3])}" if topics else ""
             raise TemporaryError(f"Kafka at {self.servers} did not answer{about}: {reason}") from None
+
+
+def _each_once(parts: Iterable[_PartOfTable]) -> list[dict[Part, _PartOfTable]]:
+    """Groups in which each partition of a topic is once: several tables may have reached different places in it."""
+    groups, seen = list[dict[Part, _PartOfTable]](), Counter[Part]()
+    for part in parts:
+        place = part[:2]
+        if seen[place] == len(groups):
+            groups.append({})
+        groups[seen[place]][place] = part
+        seen[place] += 1
+    return groups
 
 
 def _ages(

@@ -2,6 +2,8 @@
 table hasn't applied yet.
 
 A *position* is a JSON object that says how far a table has got in its source. Every commit stores it in the table.
+
+Tables are named by `TableSection.id`: several may have the same source, and one may have several topics.
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
@@ -46,7 +48,7 @@ class Range:
 class SharedRead:
     """Where records are, and what makes one frame of all such ranges, read by so many tasks."""
 
-    range: Range
+    ranges: Sequence[Range]
     read: Callable[[Sequence[Range], int], "DataFrame"]
 
 
@@ -133,17 +135,20 @@ class Source(Protocol):
         """Decide from where each table is read: from its position. If it has none, the options decide.
 
         :param tables: the tables with their positions.
-        :param from_start: sources that are read from their first change if their table has no position, even if the
+        :param from_start: tables whose sources are read from their first change if they have no position, even if the
             options say something else.
-        :return: source -> the reason why its table can't be read.
+        :return: table -> the reason why it can't be read.
         :raises TemporaryError: the source did not answer.
         """
 
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
         """Queries that read tables from where `locate` decided."""
 
+    def lacks_topics(self) -> bool:
+        """Whether topics that the last stream reads have gone since, as `locate` has seen: its tables have others."""
+
     def touched(self, stream: Stream, batch_id: int) -> Sequence[str]:
-        """Sources that may have changes in the micro-batch. The stream's other sources have none."""
+        """Tables that may have changes in the micro-batch. The stream's other tables have none."""
 
     def batch(
         self, stream: Stream, batch_id: int, frame: "DataFrame", table: TableSection, position: Position | None
@@ -159,7 +164,7 @@ class Source(Protocol):
         """The position that has passed what any of two positions of the same table has passed."""
 
     def behind(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Mapping[str, Mapping[str, Behind]]:
-        """How far positions are behind the source: source -> part -> what it lacks. The part of a directory is `""`.
+        """How far positions are behind the source: table -> part -> what it lacks. The part of a directory is `""`.
 
         Another thread may call this while streams are read.
 
@@ -169,13 +174,14 @@ class Source(Protocol):
     def start_position(self, table: TableSection) -> Position | None:
         """The start position of a table without a position. It is known after `locate`, and the table stores it."""
 
-    def identity(self, source: str) -> str | None:
-        """What a topic gets when it is created, so that another one of the same name is known as such; or a hash of a
-        directory's path. None if there is no such thing, or before `locate`.
+    def identities(self, table: TableSection) -> Mapping[str, str]:
+        """What each topic got when it was created, so that another one of the same name is known as such; or a hash of
+        the directory's path. Those that have no such thing are left out, and so are all before `locate`.
         """
 
-    def partitions(self, source: str) -> int:
-        """How many partitions a topic has at the moment. A directory counts as one.
+    def partitions(self, table: TableSection) -> int:
+        """How many partitions the topic has at the moment, or the one of several with the most. A directory counts as
+        one.
 
         :raises TemporaryError: the source did not answer.
         """
@@ -186,8 +192,8 @@ class Source(Protocol):
         :raises TemporaryError: the source did not answer.
         """
 
-    def with_messages(self, sources: Collection[str]) -> Collection[str]:
-        """Which of these topics or directories have anything to read. One request answers this for all of them.
+    def with_messages(self, tables: Sequence[TableSection]) -> Collection[str]:
+        """The tables whose topics or directories have anything to read. One request answers this for all of them.
 
         :raises TemporaryError: the source did not answer.
         """

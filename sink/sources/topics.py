@@ -2,7 +2,7 @@
 
 import json
 from abc import ABC, abstractmethod
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
 from typing import Any
 
@@ -13,9 +13,46 @@ from sink.sources.source import Position
 
 Offsets = dict[str, int]
 """Partition -> next offset."""
+Places = dict[str, Offsets]
+"""Topic -> its offsets."""
 EARLIEST = -2
 """Stands for a partition's first offset in Spark's options."""
 _LATEST = -1
+
+
+def part_name(table: TableSection, topic: str, partition: str | int) -> str:
+    """How a position calls a partition: `0`, or if its table has several topics `orders-0`."""
+    return f"{topic}-{partition}" if table.many_topics else str(partition)
+
+
+def places_of(table: TableSection, position: Position) -> Places:
+    """A position by topics. Those that the table had earlier are among them."""
+    if not table.many_topics:
+        return {table.source: {p: int(offset) for p, offset in position.items()}}
+    found: Places = {}
+    for name, offset in position.items():
+        topic, _, partition = name.rpartition("-")
+        found.setdefault(topic, {})[partition] = int(offset)
+    return found
+
+
+def position_of(table: TableSection, places: Mapping[str, Offsets]) -> Offsets:
+    """The reverse of `places_of`."""
+    return {part_name(table, topic, p): offset for topic, of in places.items() for p, offset in of.items()}
+
+
+def continued(table: TableSection, position: Position, topic: str) -> Position:
+    """A position as the table's source names its parts. A table of one topic may get others, and the reverse.
+
+    :param topic: the one that the position was in, if it is one.
+    """
+    has_names = any("-" in name for name in position)
+    if table.many_topics and not has_names:
+        return {f"{topic}-{partition}": offset for partition, offset in position.items()} if topic else position
+    if has_names and not table.many_topics:
+        begin = f"{table.source}-"
+        return {p.removeprefix(begin): offset for p, offset in position.items() if p.rpartition("-")[0] + "-" == begin}
+    return position
 
 
 class Admin(ABC):
@@ -88,43 +125,44 @@ class Topics(ABC):
 
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         with self._admin() as admin:
-            topics = [table.source for table, _ in tables]
-            earliest, latest = admin.limits(topics)
+            earliest, latest = admin.limits(topics_of(table for table, _ in tables))
 
-        def behind(topic: str, position: Position) -> str:
-            if topic not in latest or topic not in earliest:
-                return f"unknown; there is no topic {topic}"
-            ends, firsts = latest[topic], earliest[topic]
-            reached = {p: int(position.get(p, firsts[p])) for p in ends}
-            for partition, end in ends.items():
-                if reached[partition] > end:
-                    return (
-                        f"unknown; offset {reached[partition]} is past the end of {topic}-{partition}, which is {end}. "
-                        "Was it deleted and created again?"
-                    )
-            count = sum(ends[p] - offset for p, offset in reached.items())
-            removed = sum(max(0, firsts[p] - offset) for p, offset in reached.items())
+        def behind(table: TableSection, position: Position) -> str:
+            places, count, removed = places_of(table, position), 0, 0
+            known = [topic for topic in table.topics if topic in latest and topic in earliest]
+            if not known:
+                return f"unknown; there is no topic {table.source}"
+            for topic in known:
+                ends, firsts, had = latest[topic], earliest[topic], places.get(topic, {})
+                reached = {p: had.get(p, firsts[p]) for p in ends}
+                for partition, end in ends.items():
+                    if reached[partition] > end:
+                        return (
+                            f"unknown; offset {reached[partition]} is past the end of {topic}-{partition}, which is "
+                            f"{end}. Was it deleted and created again?"
+                        )
+                count += sum(ends[p] - offset for p, offset in reached.items())
+                removed += sum(max(0, firsts[p] - offset) for p, offset in reached.items())
             gone = f", of which Kafka has removed {removed:,}" if removed else ""
             return f"{amount(count, 'message')} behind{gone}"
 
-        return [behind(table.source, position or {}) for table, position in tables]
+        return [behind(table, position or {}) for table, position in tables]
 
     def check(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
     ) -> Sequence[str | RowdeltaError]:
         with self._admin() as admin:
-            topics = [table.source for table, _ in tables]
-            earliest, latest = admin.limits(topics)
+            earliest, latest = admin.limits(topics_of(table for table, _ in tables))
 
             def found(table: TableSection, position: Position | None) -> str | RowdeltaError:
-                topic = table.source
                 try:
-                    self._start(admin, table, position, from_start, earliest, latest)
+                    places = self._start(admin, table, position, from_start, earliest, latest)
                 except (ConfigError, DataError, TableError) as error:
                     return error
-                messages = sum(end - earliest[topic][p] for p, end in latest[topic].items())
-                partitions = amount(len(latest[topic]), "partition")
-                return f"topic {topic}: {partitions}, {amount(messages, 'message')}"
+                messages = sum(end - earliest[topic][p] for topic in places for p, end in latest[topic].items())
+                partitions = amount(sum(len(latest[topic]) for topic in places), "partition")
+                name = amount(len(places), "topic") if table.many_topics else f"topic {table.source}"
+                return f"{name}: {partitions}, {amount(messages, 'message')}"
 
             return [found(table, position) for table, position in tables]
 
@@ -136,29 +174,34 @@ class Topics(ABC):
         from_start: Collection[str],
         earliest: Mapping[str, Offsets],
         latest: Mapping[str, Offsets],
-    ) -> Offsets:
-        """The offsets from which a table is read.
+    ) -> Places:
+        """The offsets from which a table is read. Of several topics, those are left out that have gone; one that the
+        position doesn't have came later, and is read from its first message.
 
-        :param from_start: topics that are read from their first message if there is no position.
+        :param from_start: tables that are read from their first message if there is no position.
         :raises ConfigError: there is no such topic, or the options name offsets that it doesn't have.
         :raises DataError: messages after the position were removed.
         :raises TableError: the topic ends before the position.
         """
-        topic = table.source
-        if topic not in latest or topic not in earliest:
-            raise admin.no_topic(topic)
-        if position is not None:
-            return self._continued(admin, table, position, earliest[topic], latest[topic])
-        if topic in from_start:
-            return earliest[topic]
-        return self._configured(admin, topic, earliest[topic], latest[topic])
+        had, starts = places_of(table, position or {}), Places()
+        there = [topic for topic in table.topics if topic in latest and topic in earliest]
+        for topic in table.topics:
+            if topic not in there:
+                if not there or not (topic in had or table.feed.pattern):
+                    raise admin.no_topic(topic)
+            elif position is not None:
+                starts[topic] = self._continued(admin, table, topic, had.get(topic, {}), earliest[topic], latest[topic])
+            elif table.id in from_start:
+                starts[topic] = earliest[topic]
+            else:
+                starts[topic] = self._configured(admin, topic, earliest[topic], latest[topic])
+        return starts
 
     def _continued(
-        self, admin: Admin, table: TableSection, position: Position, earliest: Offsets, latest: Offsets
+        self, admin: Admin, table: TableSection, topic: str, position: Offsets, earliest: Offsets, latest: Offsets
     ) -> Offsets:
-        topic = table.source
         # partitions that were added later begin at their first message
-        start = earliest | {p: int(offset) for p, offset in position.items()}
+        start = earliest | position
         if gone := sorted(position.keys() - latest.keys(), key=int):
             raise TableError(
                 f"{table.target}: its position has partition {gone[0]}, which topic {topic} doesn't have. Was the "
@@ -168,7 +211,7 @@ class Topics(ABC):
         by_name = {name.lower(): value for name, value in self._options.items()}
         may_lose = by_name.get("failondataloss", "true").lower() == "false"
         for partition, first in earliest.items():
-            reached = int(position.get(partition, 0))
+            reached = position.get(partition, 0 if position else first)
             if reached < first and not may_lose:
                 raise DataError(
                     f"{table.target}: its position in {topic}-{partition} is offset {reached}, but Kafka has removed "
@@ -176,18 +219,17 @@ class Topics(ABC):
                     "upsert), with source.options.failOnDataLoss: false to go on from what is there."
                 )
         beyond = [partition for partition, end in latest.items() if start[partition] > end]
-        self._check_ends(admin, table, {partition: start[partition] for partition in beyond})
+        self._check_ends(admin, table, topic, {partition: start[partition] for partition in beyond})
         for partition in beyond:
             # messages of a transaction that is still open were read, with another isolation level; what the table has
             # is left out
             start[partition] = latest[partition]
         return {partition: start[partition] for partition in latest}
 
-    def _check_ends(self, admin: Admin, table: TableSection, reached: Offsets) -> None:
+    def _check_ends(self, admin: Admin, table: TableSection, topic: str, reached: Offsets) -> None:
         """:param reached: offsets up to which the table has read. A committed read of the topic ends before them.
         :raises TableError: and so does the topic itself.
         """
-        topic = table.source
         ends = admin.ends([topic]).get(topic, {}) if reached else {}
         for partition, offset in reached.items():
             if offset > (end := ends.get(partition, 0)):
@@ -226,6 +268,11 @@ class Topics(ABC):
 
     def check_patterns(self) -> Sequence[RowdeltaError]:
         return ()
+
+
+def topics_of(tables: Iterable[TableSection]) -> list[str]:
+    """The topics of tables, each once."""
+    return list(dict.fromkeys(topic for table in tables for topic in table.topics))
 
 
 def _milliseconds(text: str) -> int:

@@ -73,7 +73,7 @@ class JointWriter:
         failure: Exception | None = None
         try:
             reads = [batch.share for batch in batches.values() if batch.share is not None]
-            records = reads[0].read([read.range for read in reads], tasks)
+            records = reads[0].read([part for read in reads for part in read.ranges], tasks)
             if tasks > 1:
                 records = records.repartition(tasks, "source")
             written = records.sortWithinPartitions("source").mapInArrow(
@@ -114,7 +114,7 @@ def _jobs(
     packed, records, partitions = PackedShares(), 0, 0
     for source, (batch, share) in shares.items():
         more = batch.estimated_rows or 0
-        read = len(batch.share.range.begin) if batch.share is not None else 0
+        read = sum(len(part.begin) for part in batch.share.ranges) if batch.share is not None else 0
         full = records + more > most_records or partitions + read > MOST_PARTITIONS or packed.size > MOST_BYTES
         if part and full:
             yield part, packed

@@ -95,7 +95,7 @@ class SparkSample:
         try:
             return to_arrow(_sample(self._spark, self._config, self._table))
         except (*JAVA_ERRORS, PySparkException):
-            found = self._source.check([(self._table, None)], [self._table.source])[0]
+            found = self._source.check([(self._table, None)], [self._table.id])[0]
             if isinstance(found, RowdeltaError):  # there is no such topic
                 raise found from None
             raise
@@ -135,7 +135,7 @@ def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFra
         absent["value"] = F.col("value").cast("binary").alias("value")
         return spark.read.text(table.source).limit(inference.SAMPLE).select(*absent.values())
     options = READ_OPTIONS | {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
-    frame = spark.read.format("kafka").options(**options).option("subscribe", table.source).load()
+    frame = spark.read.format("kafka").options(**options).option("subscribe", ",".join(table.topics)).load()
     return frame.select(F.col("topic").alias("source"), *RAW_SCHEMA.names[1:]).limit(inference.SAMPLE)
 
 

@@ -30,7 +30,7 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
     for name, text in types.items():
         dtype = parse_type(column_type(text), f"{path}.columns.{name}")
         fields.append(T.StructField(name, dtype, nullable=name not in table.key))
-    fields += [T.StructField(name, from_arrow_type(METADATA[name])) for name in table.metadata]
+    fields += [T.StructField(name, from_arrow_type(METADATA[name]), name not in table.key) for name in table.metadata]
     fields += added_order_fields(table, [field.name for field in fields], path)
     for mark in mark_fields(table):
         if mark.name in types:
@@ -40,10 +40,11 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
             )
         fields.append(mark)
     advice = "" if table.columns is not None else " (columns: say the types of all columns)"
+    found = {field.name: field.dataType for field in fields}
     for name in table.key:
-        if name not in types:
+        if name not in {*types, *table.metadata}:
             raise ConfigError(f"{path}.key: there is no column {name!r}. The columns are: {', '.join(types)}.")
-        dtype = T.StructType(fields)[name].dataType
+        dtype = found[name]
         if isinstance(dtype, T.FloatType | T.DoubleType):
             raise ConfigError(
                 f"{path}.key: {name} is a {types[name]}; a key can't be floating-point. Use decimal or string{advice}."

@@ -129,10 +129,12 @@ def message_keys(config: Config, records: pa.Table) -> frozenset[tuple[str, ...]
     return frozenset(stated)
 
 
-def stated_keys(config: Config, topics: Mapping[str, Sequence[str]]) -> dict[str, frozenset[tuple[str, ...]]]:
-    """Keys that the first and the last messages of topics state (`MessageKey.fields`).
+def stated_keys(
+    config: Config, tables: Sequence[tuple[Sequence[str], Sequence[str]]]
+) -> list[frozenset[tuple[str, ...]]]:
+    """Keys that the first and the last messages of each table's topics state (`MessageKey.fields`).
 
-    :param topics: topic -> patterns of the source's tables whose messages count (`of_one_table`).
+    :param tables: topics, and patterns of the source's tables whose messages count (`of_one_table`).
 
     A plain client reads all of them at once: 50 topics take 25 ms of a core's time. Spark needs a job for each.
 
@@ -144,9 +146,13 @@ def stated_keys(config: Config, topics: Mapping[str, Sequence[str]]) -> dict[str
 
     broker = Broker(config.source.options)
     existing = set(broker.topics())
-    sampled = broker.sample([topic for topic in topics if topic in existing], LAST)
-    records = ((topic, of_one_table(config, raw_records(topic, found), topics[topic])) for topic, found in sampled)
-    return {topic: message_keys(config, one) for topic, one in records}
+    wanted = {topic for topics, _ in tables for topic in topics}
+    found = {topic: raw_records(topic, messages) for topic, messages in broker.sample(sorted(wanted & existing), LAST)}
+    none = RAW_SCHEMA.empty_table()
+    samples = [pa.concat_tables([none, *(found.get(topic, none) for topic in topics)]) for topics, _ in tables]
+    return [
+        message_keys(config, of_one_table(config, one, some)) for one, (_, some) in zip(samples, tables, strict=True)
+    ]
 
 
 def raw_records(topic: str, messages: Sequence["Message"]) -> pa.Table:

@@ -272,9 +272,9 @@ def _columns(section: TableSection, path: str, fields: Fields, known: Sequence[s
 
 
 def _fields(section: TableSection, columns: Sequence[str]) -> Fields:
-    """The names that messages use for these columns."""
-    named = section.columns or {}
-    return tuple(named[name].source or name if name in named else name for name in columns)
+    """The names that messages use for these columns. Values of the record, such as its topic, are none of theirs."""
+    named, others = section.columns or {}, section.record_columns
+    return tuple(named[name].source or name if name in named else name for name in columns if name not in others)
 
 
 def _united(first: Iterable[Fields], second: Iterable[Fields]) -> tuple[Fields, ...]:

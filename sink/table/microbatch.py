@@ -23,6 +23,7 @@ from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.sources.source import Position, Source, Stream, TableBatch
+from sink.sources.topics import places_of
 from sink.spark.job_errors import before_commit
 from sink.table.copy_on_write import Replacement, replace_files
 from sink.table.engine import Engine
@@ -159,6 +160,10 @@ class TableSink:
         return self._open.position
 
     @property
+    def _is_of_topics(self) -> bool:
+        return self._config.source.type == "kafka"
+
+    @property
     def has_key_index(self) -> bool:
         """Whether a key index knows where the table's rows are."""
         return self._open.key_index is not None
@@ -185,13 +190,18 @@ class TableSink:
         state, section = self._state(), self.plan.section
         name, same = f"{self._open.prefix}.{SAME_OFFSETS}", self.table.property(f"{self._open.prefix}.{SAME_OFFSETS}")
         if self._config.source.type == "files":
-            found = self._source.identity(section.source)
+            found = self._source.identities(section).get(section.source)
             check_directory(
                 self.table.name, name, same, position=self.position, directory=section.source, identity=found
             )
-        elif any(int(offset) for offset in self.position.values()):  # else it has passed no message of any topic
-            stored, read = (state.topic, state.topic_id), (section.source, self._source.identity(section.source))
-            check_topic(self.table.name, name, same, stored=stored, read=read)
+            return
+        ids = self._source.identities(section)
+        for topic, offsets in places_of(section, self.position).items():
+            if not any(offsets.values()):  # it has passed no message of the topic
+                continue
+            before = topic if section.many_topics or state.topic_id.startswith("{") else state.topic
+            stored = before, state.ids.get(before, "")
+            check_topic(self.table.name, name, same, stored=stored, read=(topic, ids.get(topic)))
 
     def remember_start(self, position: Position | None) -> None:
         """Store the start position of a table without commits, so that `startingOffsets: latest` means the same after a
@@ -556,9 +566,9 @@ class TableSink:
         return SinkState.read(self.table, self._open.prefix)
 
     def _in_topic(self, state: SinkState) -> SinkState:
-        """The state after a position in the topic that is read."""
-        topic = self.plan.section.source
-        return state.in_topic(topic, self._source.identity(topic)) if self._config.source.type == "kafka" else state
+        """The state after a position in the topics that are read."""
+        section = self.plan.section
+        return state.in_topics(section, self._source.identities(section)) if self._is_of_topics else state
 
     def _state_after(self, before: SinkState, end: Position, written: Written) -> SinkState:
         """What the commit stores besides the position `end`."""
@@ -574,7 +584,7 @@ class TableSink:
             # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
             known = frozenset[int]() if written.truncates else before.streamed_before(self.position)
             state = replace(state, streamed=known | written.streamed_partitions)
-        elif self._config.source.type == "kafka" and dict(end) != dict(self.position or {}):
+        elif self._is_of_topics and dict(end) != dict(self.position or {}):
             # a replay has this mode in each table
             state = replace(state, streamed=None)
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state

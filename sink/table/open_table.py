@@ -15,10 +15,11 @@ from sink.table.keyindex import KeyIndex
 from sink.table.observer import CommitRefused, Observer, nobody
 from sink.table.patterns import ResolvedTable
 from sink.table.plan import deletes_by_value, needs_global_deletes, plan_table
+from sink.table.sink_state import position_in
 from sink.table.source_tables import SourceTables
 from sink.table.table_plan import TablePlan
 from sink.targets.own_position import own_position
-from sink.targets.own_state import maintenance_of, property_prefix, start_position
+from sink.targets.own_state import maintenance_of, property_prefix
 from sink.targets.seam import Table
 from sink.targets.values import StoredPosition
 
@@ -81,7 +82,7 @@ class OpenTable:
     @property
     def position(self) -> Position | None:
         """The position of the table's last commit, or the position where reading began if there is no commit."""
-        return self.stored.position if self.stored else start_position(self.table, self.prefix)
+        return position_in(self.table, self.prefix, self.plan.section, self.stored)
 
     @property
     def appends(self) -> bool:

@@ -1,9 +1,10 @@
-"""Decides which source feeds which table. A plain entry of `tables:` is one table; a pattern is one table for each
+"""Decides which sources feed which table. A plain entry of `tables:` is one table; a pattern is one table for each
 match.
 
 An entry is a pattern if its target refers to a group (`lake.shop.$1`). Then `source` is a regular expression. It must
-match the whole name of a topic, or of a directory in the folder before the last `/`. If several entries match a source,
-the entry with the source's plain name gets it, else the first pattern.
+match the whole name of a topic, or of a directory in the folder before the last `/`. With `source: {pattern: …}` and
+the plain name of a target, all topics that match feed this table. If several entries match a source, those with the
+source's plain name get it, else the first pattern.
 """
 
 import re
@@ -11,6 +12,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from sink.config import Config, TableSection
+from sink.config.sections import TableSource
 from sink.errors import ConfigError
 from sink.sources.source import Source
 
@@ -19,7 +21,7 @@ NO_TABLE = "no table yet: no topic or directory fits the entries of tables"
 
 @dataclass(frozen=True)
 class ResolvedTable:
-    """One source and the table that mirrors it.
+    """One table and the source, or sources, that it mirrors.
 
     :param section: the configured entry, with real names for source and target instead of patterns.
     :param path: the entry's place in the configuration, for messages: `tables[3]`.
@@ -43,19 +45,20 @@ def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
     :param names: names of the topics or directories that exist. Only patterns need them.
     """
     resolved: list[ResolvedTable] = []
-    taken = {table.source for table in config.tables if not table.is_pattern}
+    taken = {topic for table in config.tables if not table.has_pattern for topic in table.topics}
     names = sorted(names)
     for number, table in enumerate(config.tables):
         path = f"tables[{number}]"
-        if not table.is_pattern:
+        if not table.has_pattern:
             resolved.append(ResolvedTable(table, path))
             continue
         pattern = source_pattern(table, is_path=config.source.type == "files")
-        for name in names:
-            match = pattern.fullmatch(name)
-            if match and name not in taken:
-                taken.add(name)
-                resolved.append(_expanded(table, path, match))
+        matches = [match for name in names if name not in taken and (match := pattern.fullmatch(name))]
+        taken.update(match.string for match in matches)
+        if table.is_pattern:
+            resolved += [_expanded(table, path, match) for match in matches]
+        elif matches:
+            resolved.append(ResolvedTable(_fed_by(table, [match.string for match in matches]), path))
     return _refuse_shared_targets(resolved, config.dead_letter_table)
 
 
@@ -64,7 +67,7 @@ def find_tables(config: Config, source: Source) -> list[ResolvedTable]:
 
     :raises TemporaryError: the source did not answer.
     """
-    names = source.names() if any(table.is_pattern for table in config.tables) else ()
+    names = source.names() if any(table.has_pattern for table in config.tables) else ()
     return resolve_tables(config, names)
 
 
@@ -76,9 +79,14 @@ def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
     return re.compile(re.escape(parent + slash) + f"(?:{pattern})")
 
 
+def _fed_by(table: TableSection, topics: Sequence[str]) -> TableSection:
+    """The entry of a pattern with one target, with the names of its topics."""
+    return table.model_copy(update={"feed": table.feed.model_copy(update={"topic": list(topics)})})
+
+
 def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedTable:
     key = table.keys.get(match.string, table.keys.get(match.string.rpartition("/")[2], table.key))
-    named = table.model_copy(update={"source": match.string, "key": key, "keys": {}})
+    named = table.model_copy(update={"feed": TableSource(topic=match.string), "key": key, "keys": {}})
     try:
         target = table.expand(table.target, match)
     except ValueError as error:

@@ -452,17 +452,19 @@ def _plan(
         origin = named.get(column.name)
         if origin is not None and origin.expression is not None:
             computed.append((column.name, origin.expression))
+        elif column.name in section.metadata and column.name in section.key:
+            decoded.append(replace(column, source=column.name))
         elif column.name not in (*section.metadata, *section.marks, *added.values()):
             decoded.append(replace(column, source=origin.source if origin else None))
     for name, origin in named.items():
         if not origin.stored:
             decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
-    derived = {*section.metadata, *section.marks, *added.values(), *(name for name, _ in computed)}
+    derived = {*section.metadata, *section.marks, *added.values(), *(name for name, _ in computed)} - set(section.key)
     kept = tuple(name for name in sources if name not in derived)
     spec = _changelog(config, section, path, tuple(decoded), kept, added)
     spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
     try:
-        formats.find(config.source.format)(spec)
+        formats.find(config.source.format)(spec.of_messages)
     except BadOptionError as error:
         raise ConfigError(f"source.{error}") from None
     late = _late_order(section, spec, path)
@@ -536,10 +538,12 @@ def _changelog(
         inserts_only=section.mode == "append",
         options=dict(config.source.format_options),
         schema_changes=section.schema_changes,
-        metadata=tuple(section.metadata),
+        metadata=tuple(name for name in section.metadata if name not in section.key),
         excluded=frozenset(section.exclude),
         truncate_refused=truncate_refused(section, None),
         ignores_other_tables=section.other_tables == "ignore",
+        taken_elsewhere=_taken_elsewhere(config, section),
+        many_topics=section.many_topics,
         show_values=config.sink.show_values,
         empty_is_null=frozenset(
             name
@@ -561,6 +565,16 @@ def _soft_delete(section: TableSection, columns: tuple[ColumnSpec, ...], added: 
     return SoftDelete(section.soft_delete.column, section.soft_delete.at, order)
 
 
+def _taken_elsewhere(config: Config, section: TableSection) -> tuple[str, ...]:
+    """Patterns of the source's tables that other entries with the same topic take."""
+    others = (table for table in config.tables if table.target != section.target)
+    return tuple(
+        dict.fromkeys(
+            name for table in others if set(table.topics) & set(section.topics) for name in table.source_tables
+        )
+    )
+
+
 def truncate_refused(section: TableSection, position: Position | None) -> str:
     """Why a TRUNCATE of the source can't be applied to a table: the reason of a bad record. Empty if it can.
 
@@ -574,6 +588,11 @@ def truncate_refused(section: TableSection, position: Position | None) -> str:
         return f"TRUNCATE: {what}, and this would remove all of them; {by_hand}, if it should"
     if section.truncate == "reject":
         return f"TRUNCATE: truncate is reject; {by_hand}, or set truncate: apply"
+    if section.many_topics:
+        return (
+            f"TRUNCATE: {section.target} takes several topics, and this message empties the table of one of them; "
+            f"delete its rows by hand"
+        )
     partitions = [name for name in position or {} if name.isdigit()]
     if len(partitions) > 1:
         return (

@@ -5,10 +5,15 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
+from changelog.topics import partition_number
+from sink.config import TableSection
+from sink.sources.source import Position
+from sink.sources.topics import continued
 from sink.table.keys import KEY, TableKey
 from sink.table.source_tables import SOURCE_TABLES, SourceTables
+from sink.targets.own_state import start_position
 from sink.targets.seam import TableView
-from sink.targets.values import OF_POSITION
+from sink.targets.values import OF_POSITION, StoredPosition
 
 _EVERYWHERE = "*"
 _DEFAULTS = {**OF_POSITION, "written": "0", "late": "0"}
@@ -19,8 +24,8 @@ _DEFAULTS = {**OF_POSITION, "written": "0", "late": "0"}
 class SinkState:
     """State that is stored with a position.
 
-    :param topic: the topic in which the position is. Empty if none is known.
-    :param topic_id: the id of this topic (`Source.identity`). Empty if none is known.
+    :param topic: the topic in which the position is, or several as people read them. Empty if none is known.
+    :param topic_id: the id of this topic (`Source.identities`), or of several as JSON. Empty if none is known.
     :param streamed: partitions that have delivered rows of the stream of changes, and not of a snapshot read of the
         source. None is all that have delivered anything: in `mode: upsert` nobody looks which rows are of a snapshot.
     :param undecoded: how many successive records the format has failed on, up to the position.
@@ -59,19 +64,28 @@ class SinkState:
             None if tables is None else SourceTables.from_json(tables),
         )
 
-    def in_topic(self, topic: str, identity: str | None) -> "SinkState":
-        """The state after a position in a topic.
+    @property
+    def ids(self) -> Mapping[str, str]:
+        """The ids of the topics in which the position is."""
+        if self.topic_id.startswith("{"):
+            ids: dict[str, str] = json.loads(self.topic_id)
+            return ids
+        return {self.topic: self.topic_id} if self.topic_id else {}
 
-        :param identity: `Source.identity`. A command that doesn't ask for ids leaves that of the same topic as it is.
+    def in_topics(self, section: TableSection, identities: Mapping[str, str]) -> "SinkState":
+        """The state after a position in the table's topics.
+
+        :param identities: `Source.identities`. A command that doesn't ask for ids leaves those of the same topics.
         """
-        number = identity or (self.topic_id if self.topic == topic else "")
-        return replace(self, topic=topic, topic_id=number)
+        ids = {**self.ids, **identities}
+        number = json.dumps(ids, sort_keys=True) if section.many_topics else ids.get(section.source, "")
+        return replace(self, topic=section.source, topic_id=number)
 
     def streamed_before(self, position: Mapping[str, Any] | None) -> frozenset[int]:
         """Partitions that may have delivered rows of the stream of changes, up to a position in topics."""
         if self.streamed is not None:
             return self.streamed
-        return frozenset(int(partition) for partition, offset in (position or {}).items() if offset)
+        return frozenset(_number(name) for name, offset in (position or {}).items() if offset)
 
     def changes_from(self, before: "SinkState") -> dict[str, str]:
         """The properties in which this state differs from an earlier one, by their last part."""
@@ -89,3 +103,18 @@ class SinkState:
             KEY: None if self.key is None else self.key.to_json(),
             SOURCE_TABLES: None if self.source_tables is None else self.source_tables.to_json(),
         }
+
+
+def position_in(table: TableView, prefix: str, section: TableSection, stored: StoredPosition | None) -> Position | None:
+    """The position of the table's last commit, or the position where reading began if there is no commit.
+
+    :param stored: the last commit's.
+    """
+    position = stored.position if stored else start_position(table, prefix)
+    return None if position is None else continued(section, position, table.property(f"{prefix}.source") or "")
+
+
+def _number(name: str) -> int:
+    """The number of a partition (`changelog.topics`) by its name in a position."""
+    topic, _, partition = name.rpartition("-")
+    return partition_number(topic, int(partition)) if topic else int(partition)

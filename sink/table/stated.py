@@ -69,7 +69,7 @@ class StatedByMessages:
         if not self._spread_known and may_spread(key, keys, section):
             count = 1
             with suppress(TemporaryError):  # then the next micro-batch asks
-                count = self._source.partitions(section.source)
+                count = self._source.partitions(section)
                 self._spread_known = True
             if count > 1:
                 log.warning(

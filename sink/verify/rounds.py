@@ -34,8 +34,8 @@ from sink.spark.expressions import quoted
 from sink.spark.job_errors import JOB_ERRORS
 from sink.spark.progress import Line, progress
 from sink.spark.versions import to_arrow, try_cast
+from sink.table.sink_state import position_in
 from sink.table.table_plan import TablePlan
-from sink.targets.own_state import start_position
 from sink.targets.seam import Table
 from sink.verify import canonical
 from sink.verify.canonical import comparable, misfit, value
@@ -215,6 +215,7 @@ class Rounds:
         self._source = source
         self._topic = topic
         self._prefix = prefix
+        self._section = plan.section
         self._patience = patience
         self._limit = limit
         self._spark: SparkSession = target.spark
@@ -441,13 +442,13 @@ class Rounds:
         return self._topic.name if self._topic is not None else ""
 
     def _position(self) -> Position:
-        stored = self._target.position(self._prefix)
-        return (stored.position if stored else start_position(self._target, self._prefix)) or {}
+        return position_in(self._target, self._prefix, self._section, self._target.position(self._prefix)) or {}
 
 
 def _compared(plan: TablePlan, target: Table, source: VerifySource, not_compared: dict[str, str]) -> list[_Compared]:
     """The columns that can be compared. The others are added to `not_compared`, with the reason."""
-    fields = {column.name: column.field for column in plan.changelog.columns}
+    # what the record has is called in the source as in the table
+    fields = {column.name: column.name if column.of_record else column.field for column in plan.changelog.columns}
     computed = {name for name, _ in plan.computed}
     known, unknown = source.columns(), source.unknown()
     lower = {name.lower(): name for name in known}

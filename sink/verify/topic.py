@@ -36,28 +36,31 @@ class TopicChanges:
 
 
 class Topic:
-    """:param plan: how the table's messages are decoded."""
+    """The topic, or all topics of a table that takes several.
+
+    :param plan: how the table's messages are decoded."""
 
     def __init__(self, spark: SparkSession, config: Config, plan: TablePlan) -> None:
         self.name = plan.section.source
+        self._table = plan.section
         self._source = KafkaSource(spark, config)
         self._decoder = RecordDecoder(config, plan, _ignore, _ignore, _BATCH_ROWS)
 
     def ends(self) -> Offsets:
         """Where it ends at the moment."""
-        return self._source.ends(self.name)
+        return self._source.ends(self._table)
 
     def left(self, position: Position, ends: Offsets) -> int:
         """How many messages before `ends` a position hasn't passed. Those that Kafka has removed don't count."""
-        firsts = self._source.offsets_since(self.name, None)
-        starts = {p: max(int(position.get(p, 0)), firsts.get(int(p), 0)) for p in ends}
+        firsts = self._source.offsets_since(self._table, None)
+        starts = {p: max(int(position.get(p, 0)), firsts.get(p, 0)) for p in ends}
         return sum(max(0, end - starts[p]) for p, end in ends.items())
 
     def changes(self, begin: Offsets, end: Position) -> TopicChanges | None:
         """The changes between two places. None if there are no messages."""
         # a partition that was added meanwhile is read from its first message
-        first = {int(p): begin.get(p, 0) for p in end if int(end[p]) > begin.get(p, 0)}
-        records = self._source.read_again(self.name, first, {p: end[p] for p in map(str, first)}) if first else None
+        first = {p: begin.get(p, 0) for p in end if int(end[p]) > begin.get(p, 0)}
+        records = self._source.read_again(self._table, first, {p: end[p] for p in first}) if first else None
         if records is None:
             return None
         return TopicChanges.of(self._decoder.changes(records))

@@ -345,11 +345,11 @@ class _Source:
     def furthest(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
         return max(one, other, key=lambda position: position["offset"])
 
-    def partitions(self, _: str) -> int:
+    def partitions(self, _: Any) -> int:
         return 1
 
-    def identity(self, _: str) -> str | None:
-        return None
+    def identities(self, _: Any) -> Mapping[str, str]:
+        return {}
 
 
 class _Catalogs:

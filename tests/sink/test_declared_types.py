@@ -28,7 +28,9 @@ DECLARED = {"weight": "decimal(10,3)", ".*_at": "timestamp", "w.*": "double"}
 
 
 def evolved(observed: dict[str, str], **table: Any) -> dict[str, T.DataType | None]:
-    section = TableSection(source="t", target="lake.a.b", key=["id"], types=DECLARED, **table)
+    section = TableSection.model_validate(
+        {"source": "t", "target": "lake.a.b", "key": ["id"], "types": DECLARED, **table}
+    )
     columns = (ColumnSpec("id", T.LongType(), required=True), ColumnSpec("used_at", T.IntegerType()))
     plan = TablePlan(section, ChangelogSpec(columns, ("id",)), exists=True, columns=columns)
     return evolved_columns(plan, observed, CAPABILITIES["iceberg"])

@@ -80,7 +80,7 @@ def test_values_of_partitions_and_names_of_fields(job: Job, tmp_path: Path) -> N
 
 def refusal(*names: str) -> str:
     """Why fields with these names stop a table."""
-    section = TableSection(source="t", target="lake.a.b", key=["id"])
+    section = TableSection.model_validate({"source": "t", "target": "lake.a.b", "key": ["id"]})
     columns = (ColumnSpec("id", T.LongType(), required=True),)
     plan = TablePlan(section, ChangelogSpec(columns, ("id",)), exists=True, columns=columns)
     with pytest.raises(TableError) as caught:

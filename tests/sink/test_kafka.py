@@ -23,6 +23,7 @@ from pyspark.sql import SparkSession
 
 from sink.commands import inspection, reset
 from sink.config import Config, SourceSection
+from sink.config.sections import TableSource
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.sources.kafka import KafkaSource
@@ -360,7 +361,7 @@ def test_another_topic_is_not_read_from_the_position_in_the_first(
     job.run()
     job.produce([insert(order(n, "b")) for n in range(10, 15)], table="other")
     config = job.config()
-    tables = [section.model_copy(update={"source": job.topic("other")}) for section in config.tables]
+    tables = [section.model_copy(update={"feed": TableSource(topic=job.topic("other"))}) for section in config.tables]
     config = config.model_copy(update={"tables": tables})
     with pytest.raises(TableError, match=rf"in topic {job.topic()}, and the configuration says {job.topic('other')}"):
         Pipeline(spark, config).run()
@@ -541,11 +542,11 @@ def test_messages_that_are_gone_are_not_skipped_silently(
     lag = "  lag: 4 messages behind, of which Kafka has removed 2"
     assert lag in inspection.status(spark, job.config())
     (table,) = job.config().tables
-    behind = KafkaSource(spark, job.config()).behind([(table, {"0": 1})])[job.topic()]["0"]
+    behind = KafkaSource(spark, job.config()).behind([(table, {"0": 1})])[table.id]["0"]
     assert behind.count == 2, "of those that are left"
     assert behind.seconds is not None
     assert 0 < behind.seconds < 600
-    assert KafkaSource(spark, job.config()).behind([(table, {"0": 5})]) == {job.topic(): {"0": Behind(0, 0.0)}}
+    assert KafkaSource(spark, job.config()).behind([(table, {"0": 5})]) == {table.id: {"0": Behind(0, 0.0)}}
     assert job.rows() == [order(1, "a")]
     job.options = {"failOnDataLoss": "false"}
     job.run()
@@ -579,7 +580,7 @@ def test_a_topic_that_became_shorter_than_the_position_while_the_job_runs(
     source = KafkaSource(spark, job.config())
     (table,) = job.config().tables
     topic, position = job.topic(), {"0": 100}
-    source._starts = {topic: {"0": 100}}
+    source._starts = {table.id: {topic: {"0": 100}}}
     monkeypatch.setattr(source, "_offsets", lambda _: ({topic: {"0": 5}}, {topic: {"0": 60}}))
     with pytest.raises(TableError, match=r"is offset 100, but the topic ends at 5\."):
         source.batch(Mock(), 1, Mock(), table, position)

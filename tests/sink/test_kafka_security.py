@@ -11,7 +11,7 @@ from pyspark.sql import SparkSession
 
 from sink import config
 from sink.cli import main
-from sink.config import Config
+from sink.config import Config, TableSection
 from sink.errors import ConfigError
 from sink.sources.kafka import KafkaSource
 from sink.sources.kafka_client import Broker, client_settings
@@ -133,8 +133,8 @@ def test_every_way_to_log_in(
     for name, configured in configurations.items():
         options = configured.source.options
         # the driver's client
-        found = KafkaSource(spark, configured).with_messages(["shop.public.orders"])
-        assert found == ["shop.public.orders"], name
+        table = TableSection.model_validate({"source": "shop.public.orders", "target": "lake.shop.orders"})
+        assert KafkaSource(spark, configured).with_messages([table]) == [table.id], name
         # a task's
         ours = {option: value for option, value in options.items() if option.startswith("kafka.")}
         frame = spark.read.format("kafka").options(**ours).option("subscribe", "shop.public.orders").load()

@@ -10,6 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
+from sink.config.sections import TableSource
 from sink.sources.files import FilesSource
 from sink.sources.kafka import Part, _ages
 from sink.sources.source import Behind
@@ -78,7 +79,7 @@ def test_files_are_counted_by_their_position(spark: SparkSession, tmp_path: Path
     source = FilesSource(spark, config, {})
 
     def behind(position: dict[str, object] | None) -> Behind:
-        return source.behind([(table, position)])[str(changes)][""]
+        return source.behind([(table, position)])[table.id][""]
 
     assert behind(None).count == 4
     waiting = behind({"modified": 1_001_000, "files": ["1.json"], "generation": "g", "batch": 1})
@@ -87,5 +88,5 @@ def test_files_are_counted_by_their_position(spark: SparkSession, tmp_path: Path
     assert waiting.seconds > 1e9
     last = {"modified": 1_003_000, "files": ["3.json"], "generation": "g", "batch": 3}
     assert behind(last) == Behind(0, 0.0)
-    gone = table.model_copy(update={"source": str(tmp_path / "gone")})
+    gone = table.model_copy(update={"feed": TableSource(topic=str(tmp_path / "gone"))})
     assert source.behind([(gone, None)]) == {}

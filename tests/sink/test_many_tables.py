@@ -654,7 +654,7 @@ def test_a_shared_job_that_fails_is_made_good_table_by_table(
 def test_shares_are_dealt_out_to_jobs_by_records_partitions_and_size() -> None:
     def share(records: int, size: int, partitions: int = 1) -> tuple[TableBatch, Any]:
         offsets = dict.fromkeys(map(str, range(partitions)), 0)
-        read = SharedRead(Range("t", offsets, offsets), lambda *_: pytest.fail("is not to be read"))
+        read = SharedRead([Range("t", offsets, offsets)], lambda *_: pytest.fail("is not to be read"))
         batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records, share=read)
         return batch, os.urandom(size)
 

@@ -15,6 +15,7 @@ from pyspark.sql import SparkSession
 from sink import cli
 from sink.commands.run import refuse_early
 from sink.config import Config, load
+from sink.config.sections import TableSource
 from sink.errors import ConfigError
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor
@@ -34,7 +35,7 @@ def two_tables(job: Job, **sink: Any) -> Config:
     """The job's configuration, with a second table."""
     config = job.config()
     (first,) = config.tables
-    second = first.model_copy(update={"source": f"{first.source}2", "target": f"{first.target}2"})
+    second = first.model_copy(update={"feed": TableSource(topic=f"{first.source}2"), "target": f"{first.target}2"})
     return config.model_copy(
         update={"tables": (first, second), "sink": config.sink.model_copy(update={"trigger": "available-now", **sink})}
     )

@@ -117,7 +117,7 @@ def test_check(
 
 def test_check_of_a_new_topic_of_a_pattern() -> None:
     """It is read from its start, whatever the options say."""
-    assert Cluster(20, 100, startingOffsets="soon").check([(TABLE, None)], ["t"]) == [
+    assert Cluster(20, 100, startingOffsets="soon").check([(TABLE, None)], [TABLE.id]) == [
         "topic t: 1 partition, 80 messages"
     ]
 
@@ -138,7 +138,7 @@ def test_sinks_of_one_checkpoint_leave_each_other_theirs(spark: SparkSession, tm
     def started(sink_id: str) -> Path:
         """The checkpoint of a run that has begun."""
         source = KafkaSource(spark, config_of(sink_id, str(tmp_path)))
-        source._starts = {"t": {"0": 0}}
+        source._starts = {TABLE.id: {"t": {"0": 0}}}
         (stream,) = source.streams([TABLE])
         folder = Path(stream.checkpoint)
         (folder / "offsets").mkdir(parents=True)
@@ -155,13 +155,13 @@ def test_sinks_of_one_checkpoint_leave_each_other_theirs(spark: SparkSession, tm
 def test_a_topic_that_is_created_again_while_the_sink_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     source, ids = KafkaSource(Mock(), config_of()), {"t": "second"}
     monkeypatch.setattr(source, "_admin", lambda: nullcontext(SimpleNamespace(ids=lambda _: dict(ids))))
-    source._ids = {"t": "first"}
-    source._check_id(TABLE, {"0": 3})  # it asks once per interval only
+    source._ids = {TABLE.id: {"t": "first"}}
+    source._check_ids(TABLE, {"t": {"0": 3}})  # it asks once per interval only
     source._looked_at = float("-inf")
-    source._check_id(TABLE, {"0": 0})  # the position has passed no message of the first one
-    assert source.identity("t") == "second"
-    source._check_id(TABLE, {"0": 3})
+    source._check_ids(TABLE, {"t": {"0": 0}})  # the position has passed no message of the first one
+    assert source.identities(TABLE) == {"t": "second"}
+    source._check_ids(TABLE, {"t": {"0": 3}})
     ids["t"] = "third"
     source._looked_at = float("-inf")
     with pytest.raises(TableError, match="topic t was deleted and created again while the sink ran"):
-        source._check_id(TABLE, {"0": 3})
+        source._check_ids(TABLE, {"t": {"0": 3}})
