@@ -1,0 +1,141 @@
+"""One topic has messages of many tables of the source: each entry takes its own, from its own position."""
+
+import json
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+import pytest
+from confluent_kafka import Producer
+from pyspark.sql import SparkSession
+
+from sink.commands import inspection
+from sink.config import Config
+from sink.errors import RowdeltaError
+from sink.run.pipeline import Pipeline
+from sink.spark.versions import to_arrow
+from sink.table.microbatch import TableSink
+from tests.delta.log_model import DeltaLog
+from tests.sink.harness import CrashError
+from tests.sink.test_source_tables import message
+from tests.stack.kafka import Kafka
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@dataclass
+class Shop:
+    """A topic, and a job whose entries take some of its tables."""
+
+    spark: SparkSession
+    folder: Path
+    kafka: Kafka
+    catalog: str
+    tables: dict[str, dict[str, Any]] = field(default_factory=lambda: dict.fromkeys(["orders", "items", "users"], {}))
+    options: dict[str, str] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        self.topic = f"shared.{uuid4().hex[:10]}"
+        self.kafka.create_topic(self.topic, 2)
+
+    def config(self) -> Config:
+        lake = {"type": "hadoop", "warehouse": str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))}
+        if self.catalog == "delta":
+            lake = {"type": "delta", "warehouse": str(self.folder / "warehouse")}
+        return Config.model_validate(
+            {
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state")},
+                "source": {
+                    "type": "kafka",
+                    "format": "debezium-json",
+                    "options": {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, **self.options},
+                },
+                "maintenance": {"budget": 0, "expire": None, "orphans": None},
+                "catalogs": {"lake": lake},
+                "tables": [
+                    {"source": {"topic": self.topic, "table": f"shop.{name}"}, "target": self.target(name), **more}
+                    for name, more in self.tables.items()
+                ],
+            }
+        )
+
+    def target(self, table: str) -> str:
+        return f"lake.{self.topic.replace('.', '_')}.{table}"
+
+    def produce(self, *messages: tuple[Any, Any]) -> None:
+        producer = Producer({"bootstrap.servers": self.kafka.bootstrap_servers, "enable.idempotence": True})
+        for key, value in messages:
+            texts = [None if text is None else json.dumps(text).encode() for text in (key, value)]
+            producer.produce(self.topic, key=texts[0], value=texts[1], partition=key["id"] % 2)
+        assert producer.flush(60) == 0
+
+    def run(self) -> None:
+        Pipeline(self.spark, self.config()).run()
+
+    def rows(self, table: str) -> dict[int, str]:
+        if self.catalog == "delta":
+            path = self.folder / "warehouse" / self.target(table).partition(".")[2].replace(".", "/")
+            DeltaLog(path).check()
+            frame = self.spark.read.format("delta").load(str(path))
+        else:
+            frame = self.spark.table(self.target(table))
+        return {row["id"]: row["name"] for row in to_arrow(frame).to_pylist()}
+
+    def letters(self) -> list[tuple[str, str]]:
+        config = self.config()
+        if self.catalog == "delta":
+            path = self.folder / "warehouse" / config.dead_letter_table.partition(".")[2].replace(".", "/")
+            frame = self.spark.read.format("delta").load(str(path))
+        else:
+            frame = self.spark.table(config.dead_letter_table)
+        return sorted((row["table"].rpartition(".")[2], row["error_class"]) for row in to_arrow(frame).to_pylist())
+
+
+@pytest.fixture(params=["iceberg", "delta"])
+def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka, request: pytest.FixtureRequest) -> Shop:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    return Shop(spark, tmp_path, kafka, request.param)
+
+
+def test_each_entry_takes_its_table_and_goes_on_from_its_own_position(
+    shop: Shop, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One table fails in the middle, and goes on from its own position while the others are further."""
+    shop.produce(
+        message("orders", 1, "o1"), message("items", 1, "i1"), message("users", 1, "u1"), message("audit", 1, "a1"),
+        message("orders", 2, "o2"), message("items", 2, "i2"), message("users", 2, "u2", city="Oslo"),
+    )  # fmt: skip
+    shop.run()
+    assert {name: shop.rows(name) for name in shop.tables} == {
+        "orders": {1: "o1", 2: "o2"}, "items": {1: "i1", 2: "i2"}, "users": {1: "u1", 2: "u2"}
+    }  # fmt: skip
+    commit = TableSink.commit
+
+    def failing(sink: TableSink, *arguments: Any) -> Any:
+        if sink.table.name == shop.target("items"):
+            raise CrashError
+        return commit(sink, *arguments)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TableSink, "commit", failing)
+        shop.produce(
+            message("orders", 1, "o1", "d"), ({"id": 1}, None), message("items", 1, "i1", "d"), ({"id": 1}, None),
+            message("items", 2, "i2b", "u"), message("users", 2, "u2b", "u"),
+        )  # fmt: skip
+        with pytest.raises(RowdeltaError):
+            shop.run()
+    assert (shop.rows("orders"), shop.rows("items")) == ({2: "o2"}, {1: "i1", 2: "i2"})
+    assert shop.rows("users") == {1: "u1", 2: "u2b"}
+    shop.run()
+    assert shop.rows("items") == {2: "i2b"}, "from where it was"
+    assert shop.letters() == [], "a table that no entry takes is left out"
+
+    # another entry reads the topic from its start, and one of them keeps what nobody takes
+    shop.tables = {**shop.tables, "audit": {"other_tables": "reject"}}
+    shop.produce(message("stray", 1, "s1"), message("orders", 3, "o3"), message("audit", 1, "a1b", "u"))
+    shop.run()
+    assert (shop.rows("audit"), shop.rows("orders")) == ({1: "a1b"}, {2: "o2", 3: "o3"})
+    assert shop.letters() == [("audit", "other_table")]
+    assert "\n".join(inspection.status(shop.spark, shop.config())).count("lag: 0 messages behind") == 4
+    assert "ok" in inspection.check(shop.spark, shop.config())
