@@ -1,6 +1,7 @@
 """Places in several topics: a number for each topic-partition."""
 
 import zlib
+from collections.abc import Sequence
 
 import numpy as np
 import pyarrow as pa
@@ -16,9 +17,19 @@ def partition_number(topic: str, partition: int) -> int:
     return _hash(topic) << _BITS | partition
 
 
-def partition_of(number: int) -> int:
-    """The partition in its topic."""
-    return number & (1 << _BITS) - 1
+def is_of_many(number: int) -> bool:
+    """Whether it is a `partition_number`, and not the partition of the only topic."""
+    return number >> _BITS > 0
+
+
+def partition_named(topics: Sequence[str], number: int) -> str:
+    """The partition in its topic, for people.
+
+    :param topics: those that it may be of.
+    """
+    partition = number & (1 << _BITS) - 1
+    topic = next((topic for topic in topics if partition_number(topic, partition) == number), "")
+    return f"{topic}-{partition}" if topic else str(partition)
 
 
 def partition_numbers(topics: pa.Array, partitions: pa.Array) -> pa.Array:

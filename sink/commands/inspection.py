@@ -195,7 +195,7 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
-        if late := SinkState.read(table, prefix).late:
+        if late := SinkState.read(table, prefix, section).late:
             yield f"  late: {amount(late, 'change')} left out so far"
         settings = maintenance_of(config, section, table)
         yield from _budget(config, section, table, settings)

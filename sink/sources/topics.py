@@ -44,11 +44,11 @@ def position_of(table: TableSection, places: Mapping[str, Offsets]) -> Offsets:
 def continued(table: TableSection, position: Position, topic: str) -> Position:
     """A position as the table's source names its parts. A table of one topic may get others, and the reverse.
 
-    :param topic: the one that the position was in, if it is one.
+    :param topic: the one that the position is in, if it is one.
     """
     has_names = any("-" in name for name in position)
     if table.many_topics and not has_names:
-        return {f"{topic}-{partition}": offset for partition, offset in position.items()} if topic else position
+        return {f"{topic}-{partition}": offset for partition, offset in position.items()}
     if has_names and not table.many_topics:
         begin = f"{table.source}-"
         return {p.removeprefix(begin): offset for p, offset in position.items() if p.rpartition("-")[0] + "-" == begin}

@@ -1,6 +1,6 @@
 """What stops a table before anything is committed: plain functions of what is stored, configured and written."""
 
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from typing import Any
 
 from changelog.amounts import amount
@@ -102,14 +102,17 @@ def check_format(table: str, written: Written, undecoded: int) -> None:
     )
 
 
-def check_snapshots(table: str, written: Written, streamed: Collection[int], mode: str) -> None:
+def check_snapshots(
+    table: str, written: Written, streamed: Collection[int], mode: str, shown: Callable[[int], str]
+) -> None:
     """:param streamed: partitions that have delivered rows of the stream of changes before.
+    :param shown: a partition's name.
     :raises DataError: the source was snapshot again, which would duplicate rows.
     """
     again = (written.snapshot_partitions & set(streamed)) | written.repeated_partitions
     if again:
         raise DataError(
-            f"{table}: the source was snapshot again (op r after other changes, in partition {min(again)}). In mode "
-            f"{mode} that would duplicate rows. Use mode: upsert, or another topic for the new snapshot (see "
+            f"{table}: the source was snapshot again (op r after other changes, in partition {shown(min(again))}). In "
+            f"mode {mode} that would duplicate rows. Use mode: upsert, or another topic for the new snapshot (see "
             "docs/delivery.md, Modes)."
         )

@@ -14,6 +14,7 @@ from uuid import uuid4
 
 from changelog.decoding import ChangelogDecoder, Stated
 from changelog.spec import ChangelogSpec
+from changelog.topics import partition_named
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.scratch import Scratch
 from sink import logs
@@ -23,7 +24,7 @@ from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.sources.topics import places_of
+from sink.sources.topics import continued, places_of
 from sink.spark.job_errors import before_commit
 from sink.table.copy_on_write import Replacement, replace_files
 from sink.table.engine import Engine
@@ -130,7 +131,9 @@ class TableSink:
         self._config = config
         self._source = source
         self.stated = StatedByMessages(config, table.name, key, source)
-        self._letters = TableDeadLetters(dead_letters, plan.section.target, table.name, source, observer)
+        self._letters = TableDeadLetters(
+            dead_letters, plan.section.target, table.name, source, observer, self._named_as_now
+        )
         self._dead_letters = dead_letters
         self._scratch = Scratch(table.name, self._open.io_of)
         """What tasks have written for the next commit."""
@@ -560,10 +563,19 @@ class TableSink:
             check_bad_records(name, written, fails=self._config.sink.on_bad_record == "fail")
         check_format(name, written, state.undecoded)
         self._letters.check_limit(written)
-        check_snapshots(name, written, state.streamed_before(self.position), self.plan.section.mode)
+        section, streamed = self.plan.section, state.streamed_before(self.position)
+        check_snapshots(name, written, streamed, section.mode, lambda number: partition_named(section.topics, number))
 
     def _state(self) -> SinkState:
-        return SinkState.read(self.table, self._open.prefix)
+        return SinkState.read(self.table, self._open.prefix, self.plan.section)
+
+    def _named_as_now(self, position: Position) -> Position:
+        """A position of an earlier run, which may have had only one of the topics."""
+        section = self.plan.section
+        named = continued(section, position, self._state().topic)
+        if not section.many_topics:
+            return named
+        return {part: offset for part, offset in named.items() if part.rpartition("-")[0] in section.topics}
 
     def _in_topic(self, state: SinkState) -> SinkState:
         """The state after a position in the topics that are read."""

@@ -1,11 +1,11 @@
 """What a table knows of its sink beside the position: its properties `rowdelta.<sink id>.…` as typed values."""
 
 import json
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from changelog.topics import partition_number
+from changelog.topics import is_of_many, partition_number
 from sink.config import TableSection
 from sink.sources.source import Position
 from sink.sources.topics import continued
@@ -45,7 +45,7 @@ class SinkState:
     source_tables: SourceTables | None
 
     @classmethod
-    def read(cls, table: TableView, prefix: str) -> "SinkState":
+    def read(cls, table: TableView, prefix: str, section: TableSection) -> "SinkState":
         """The table's state.
 
         :param prefix: `rowdelta.<sink id>`.
@@ -56,7 +56,7 @@ class SinkState:
         return cls(
             found["source"],
             found["topic-id"],
-            None if streamed == _EVERYWHERE else frozenset(json.loads(streamed)),
+            None if streamed == _EVERYWHERE else _numbered(json.loads(streamed), section, found["source"]),
             int(found["undecoded"]),
             int(found["written"]),
             int(found["late"]),
@@ -112,6 +112,17 @@ def position_in(table: TableView, prefix: str, section: TableSection, stored: St
     """
     position = stored.position if stored else start_position(table, prefix)
     return None if position is None else continued(section, position, table.property(f"{prefix}.source") or "")
+
+
+def _numbered(partitions: Iterable[int], section: TableSection, topic: str) -> frozenset[int]:
+    """The numbers of partitions, for a table that may have had one topic so far, or several.
+
+    :param topic: the one that it had.
+    """
+    if section.many_topics:
+        return frozenset(p if is_of_many(p) else partition_number(topic, p) for p in partitions)
+    own = {partition_number(section.source, p & 0xFFFFFFFF): p & 0xFFFFFFFF for p in partitions}
+    return frozenset(own.get(p, p) for p in partitions)
 
 
 def _number(name: str) -> int:

@@ -1,6 +1,7 @@
 """The bad records of one table: they are committed to the dead-letter table before the table's own commit."""
 
 import logging
+from collections.abc import Callable
 
 from changelog.amounts import amount
 from deltawriters.scratch import Scratch
@@ -20,16 +21,24 @@ class TableDeadLetters:
     :param dead_letters: None if none are kept.
     :param target: the table, as it is configured.
     :param table: its name, for messages.
+    :param named: a position of an earlier run, with the names of partitions that positions have now.
     """
 
     def __init__(
-        self, dead_letters: DeadLetters | None, target: str, table: str, source: Source, observer: Observer
+        self,
+        dead_letters: DeadLetters | None,
+        target: str,
+        table: str,
+        source: Source,
+        observer: Observer,
+        named: Callable[[Position], Position],
     ) -> None:
         self._dead_letters = dead_letters
         self._target = target
         self._table = table
         self._source = source
         self._observer = observer
+        self._named = named
 
     @property
     def are_kept(self) -> bool:
@@ -58,8 +67,13 @@ class TableDeadLetters:
         """Whether there may be bad records beyond the table's position. That happens if the run crashed between both
         commits, or if somebody set the table's position back.
         """
-        kept = self._dead_letters.position(self._target) if self._dead_letters else None
+        kept = self._kept()
         return kept is not None and (position is None or self._source.is_ahead(kept, position))
+
+    def _kept(self) -> Position | None:
+        """The position up to which bad records are kept."""
+        kept = self._dead_letters.position(self._target) if self._dead_letters else None
+        return None if kept is None else self._named(kept)
 
     def check_limit(self, written: Written) -> None:
         """See `DeadLetters.check_limit`."""
@@ -77,7 +91,7 @@ class TableDeadLetters:
         if not written.dead_letters:
             return Done()
         assert self._dead_letters is not None
-        kept = self._dead_letters.position(self._target)
+        kept = self._kept()
         if kept is not None:  # an earlier attempt may have read further, and its records are beyond this one's end
             end = self._source.furthest(kept, end)
         outcome = self._dead_letters.commit(

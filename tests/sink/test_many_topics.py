@@ -1,6 +1,7 @@
 """Several topics into one table: keys are told apart by the topic, or belong together; topics come and go."""
 
 import json
+import re
 import shutil
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -12,9 +13,13 @@ from uuid import uuid4
 import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient
+from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
+from sink.commands import inspection, replay
 from sink.config import Config
+from sink.deadletters.table import Selection
+from sink.errors import ConfigError, DataError, TableError
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
 from sink.table.microbatch import TableSink
@@ -23,6 +28,7 @@ from tests.delta.log_model import DeltaLog
 from tests.sink.harness import CrashError
 from tests.sink.test_kafka import Running
 from tests.stack.kafka import Kafka
+from tests.stack.process import wait_until
 
 COLUMNS = {"shard": {"type": "string", "from": "_source"}, "id": "bigint", "name": "string"}
 
@@ -39,6 +45,7 @@ class Shards:
     sink: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
     options: dict[str, str] = field(default_factory=dict)
+    without_columns: bool = False
     topics: list[str] = field(default_factory=lambda: ["a", "b"])
     name: str = field(default_factory=lambda: f"s{uuid4().hex[:10]}")
 
@@ -61,13 +68,15 @@ class Shards:
         lake = {"type": "hadoop", "warehouse": warehouse}
         if self.catalog == "delta":
             lake = {"type": "delta", "warehouse": str(self.folder / "warehouse")}
-        entry = {
+        entry: dict[str, Any] = {
             "source": [self.topic(shard) for shard in self.topics],
             "target": self.target,
             "key": ["shard", "id"],
             "columns": COLUMNS,
         }
         options = {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, **self.options}
+        if self.without_columns:
+            del entry["columns"]
         return Config.model_validate(
             {
                 "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), **self.sink},
@@ -123,6 +132,10 @@ class Shards:
     def delete(self, shard: str) -> None:
         admin = AdminClient({"bootstrap.servers": self.kafka.bootstrap_servers})
         admin.delete_topics([self.topic(shard)])[self.topic(shard)].result(30)
+
+    def letters(self) -> list[dict[str, Any]]:
+        letters: list[dict[str, Any]] = to_arrow(self.spark.table(f"lake.{self.name}.dead_letters")).to_pylist()
+        return letters
 
     def rows(self) -> list[dict[str, Any]]:
         if self.catalog == "delta":
@@ -187,3 +200,243 @@ def test_equal_keys_of_two_topics_are_two_rows_also_after_crashes(
     monkeypatch.undo()
     shards.run()
     assert shards.is_exact()
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_topics_come_and_go_while_the_job_runs(shards: Shards) -> None:
+    """By a pattern with one target. A topic that comes is read from its first message, whatever the options say."""
+    shards.table = {"source": {"pattern": rf"{shards.name}\..*"}}
+    shards.source = {"discovery_interval": "500 milliseconds"}
+    shards.options = {"startingOffsets": "latest"}
+    shards.create("a", "b")
+    with shards.start() as running:
+        assert wait_until(lambda: any((shards.folder / "state").rglob("sources/0/0")), 60)  # the query knows its start
+        shards.change(20)
+        assert wait_until(shards.is_exact, 60)
+        shards.create("c")
+        shards.change(20)
+        assert wait_until(shards.is_exact, 60)
+        shards.delete("b")
+        for _ in range(2):
+            shards.change(10, "a", "c")
+            assert wait_until(shards.is_exact, 60), "what came from the deleted topic stays"
+        assert running.alive
+    assert running.error is None
+    # and while it was down
+    shards.sink = {}
+    shards.create("d")
+    shards.change(20, "a", "d")
+    shards.run()
+    assert shards.is_exact()
+    status = "\n".join(inspection.status(shards.spark, shards.config()))
+    assert "lag: 0 messages behind" in status
+    assert f'"{shards.topic("b")}-0": ' in status, "its position stays"
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+@of_both_formats
+def test_a_list_gets_another_topic_and_loses_one(shards: Shards, caplog: pytest.LogCaptureFixture) -> None:
+    shards.create("a", "b", "c")
+    shards.change(20, "a", "b")
+    shards.topics = ["a", "typo"]
+    with pytest.raises(ConfigError, match=r"has no topic '\w+\.typo-0'"):
+        shards.run()
+    assert not shards.rows() if shards.catalog == "iceberg" else True
+    shards.topics = ["a", "b"]
+    shards.run()
+    shards.topics = ["a", "b", "c"]
+    shards.change(20)
+    shards.run()
+    assert shards.is_exact()
+    shards.delete("b")
+    shards.change(10, "a", "c")
+    shards.run()
+    assert shards.is_exact()
+    assert f"there is no topic {shards.topic('b')} any more" in caplog.text
+    assert f"{shards.target}: there is no topic" not in "\n".join(inspection.check(shards.spark, shards.config()))
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_a_topic_that_a_table_had_alone_gets_others(shards: Shards) -> None:
+    """And the table goes on from its position, also when it has the topic alone again."""
+    shards.create("a", "b")
+    shards.table = {"source": shards.topic("a")}
+    shards.change(20, "a")
+    shards.run()
+    shards.table = {}
+    shards.change(20)
+    shards.run()
+    assert shards.is_exact()
+    before = shards.content["b"].copy()
+    shards.table = {"source": shards.topic("a")}
+    shards.set("b", {1: "not read"})
+    shards.change(20, "a")
+    shards.run()
+    shards.content["b"] = before
+    assert shards.is_exact()
+    # another topic under the same name isn't the one of the position
+    shards.table = {}
+    shards.delete("b")
+    assert wait_until(lambda: shards.topic("b") not in AdminClient(
+        {"bootstrap.servers": shards.kafka.bootstrap_servers}
+    ).list_topics(timeout=10).topics, 30)  # fmt: skip
+    shards.create("b")
+    with pytest.raises(TableError, match=rf"topic {shards.topic('b')} was created again since it was read"):
+        shards.run()
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_a_truncate_of_one_topic_empties_no_others(shards: Shards) -> None:
+    shards.create("a", "b")
+    shards.set("a", {1: "pen"})
+    shards.set("b", {1: "Ada"})
+    shards.send("a", None, {"op": "t", "before": None, "after": None})
+    shards.set("a", {2: "ink"})
+    shards.run()
+    assert shards.is_exact()
+    (letter,) = shards.letters()
+    assert "takes several topics, and this message empties the table of one of them" in letter["reason"]
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_dead_letters_of_several_topics_are_replayed_where_they_belong(shards: Shards) -> None:
+    """Both are at the same partition and offset, and have the same key. The columns were too narrow for them."""
+    shards.table = {"columns": COLUMNS | {"name": "int"}, "metadata": ["_offset"]}
+    shards.create("a", "b")
+    for name in ("1", "2"):
+        shards.set("a", {1: name, 2: name})
+        shards.set("b", {1: name, 2: name})
+    shards.set("a", {1: "pen"})
+    shards.set("b", {1: "Ada"})
+    shards.set("b", {1: "3"})
+    shards.run()
+    assert sorted(letter["source"] for letter in shards.letters()) == [shards.topic("a"), shards.topic("b")]
+    shards.spark.sql(f"ALTER TABLE {shards.target} DROP COLUMN name")
+    shards.spark.sql(f"ALTER TABLE {shards.target} ADD COLUMN name string")
+    shards.table = {"columns": COLUMNS, "metadata": ["_offset"]}
+    (done,) = replay.replay(shards.spark, shards.config(), Selection())
+    assert (done.applied, done.left) == (2, 0)
+    rows = {(row["shard"], row["id"]): (row["name"], row["_offset"]) for row in shards.rows()}
+    assert rows[shards.topic("a"), 1] == ("pen", 4)
+    assert rows[shards.topic("b"), 1] == ("3", 5), "what the topic says last"
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_monthly_topics_share_their_keys(shards: Shards) -> None:
+    """The order is what the messages say, whichever topic is read first."""
+    shards.table = {
+        "shard": "none",
+        "key": ["id"],
+        "order_by": ["ts_ms"],
+        "late": "drop",
+        "columns": {"id": "bigint", "name": "string"},
+    }
+    shards.create("a", "b")
+
+    def send(topic: str, ts_ms: int, number: int, name: str | None) -> None:
+        row = {"id": number, "name": name or "gone"}
+        images = {"op": "d", "before": row} if name is None else {"op": "u", "after": row}
+        shards.send(topic, {"id": number}, {**images, "ts_ms": ts_ms})
+        shards.flush()
+
+    send("b", 20, 1, "february")
+    send("a", 10, 1, "january")
+    send("a", 11, 2, "january")
+    shards.run()
+    send("b", 21, 2, None)
+    send("a", 12, 2, "late")
+    shards.run()
+    send("a", 13, 2, "later still")
+    send("a", 14, 3, "new")
+    shards.run()
+    assert {row["id"]: row["name"] for row in shards.rows()} == {1: "february", 3: "new"}
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_columns_that_come_from_messages_and_a_topic_in_the_key(shards: Shards) -> None:
+    """`_source` of `metadata`, with partitions of it, and a table that a topic has alone."""
+    shards.table = {"metadata": ["_source"], "key": ["_source", "id"], "partition_by": ["_source"]}
+    shards.without_columns = True
+    shards.create("a", "b")
+    shards.change(30)
+    shards.run()
+    shards.change(30)
+    shards.run()
+    rows = sorted((row["_source"], row["id"], row["name"]) for row in shards.rows())
+    assert rows == sorted((shards.topic(s), n, name) for s, of in shards.content.items() for n, name in of.items())
+    assert "ok" in inspection.check(shards.spark, shards.config())
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_a_snapshot_of_one_topic_comes_after_changes_of_another(shards: Shards) -> None:
+    """In mode append a second snapshot would write rows twice, but this is the first one of its topic."""
+    shards.table = {"mode": "append", "key": [], "columns": COLUMNS}
+    shards.create("a", "b")
+
+    def send(shard: str, op: str, *numbers: int) -> None:
+        for number in numbers:
+            shards.send(shard, {"id": number}, {"op": op, "after": {"id": number, "name": op}})
+        shards.flush()
+
+    send("a", "r", 1, 2)
+    send("a", "c", 3)
+    shards.run()
+    send("b", "r", 1)
+    shards.run()
+    rows = sorted((row["shard"], row["id"], row["name"]) for row in shards.rows())
+    a, b = shards.topic("a"), shards.topic("b")
+    assert rows == [(a, 1, "r"), (a, 2, "r"), (a, 3, "c"), (b, 1, "r")]
+    send("a", "r", 9)
+    with pytest.raises(DataError, match=f"the source was snapshot again .* in partition {a}-0"):
+        shards.run()
+
+
+def refusal(entry: Mapping[str, Any]) -> str:
+    """What is wrong with an entry, or nothing."""
+    values = {
+        "sink": {"id": "shop", "checkpoint": "state"},
+        "source": {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "nowhere:1"}},
+        "catalogs": {"lake": {"type": "hadoop", "warehouse": "warehouse"}},
+        "tables": [{"target": "lake.shop.orders", **entry}],
+    }
+    try:
+        Config.model_validate(values)
+    except ValidationError as error:
+        return str(error)
+    return ""
+
+
+@pytest.mark.parametrize(
+    ("entry", "message"),
+    [
+        ({"key": ["id"]}, r"nothing in its key tells .* Write metadata: \[_source\] and key: \[_source, id\]"),
+        ({}, r"key: \[_source, …\]; or shard: "),
+        ({"key": ["id"], "columns": COLUMNS}, r"Write key: \[shard, id\]; or shard: "),
+        ({"key": ["id"], "shard": "tenant"}, "got tenant, which key doesn't name"),
+        ({"key": ["id"], "shard": "none"}, "nothing says which topic's change is newer. Write order_by"),
+        ({"key": ["id"], "mode": "append"}, "mode append compares no rows, so it has no key"),
+        ({"mode": "append", "shard": "none"}, "mode append compares no rows. Leave shard out"),
+        ({"source": "a", "key": ["id"], "shard": "id"}, "the table takes one topic. Leave shard out"),
+        ({"source": ["a", "a"], "key": ["id"]}, "it names 'a' twice"),
+        ({"source": {"pattern": "a("}, "shard": "none", "order_by": ["n"]}, "source is a pattern, so source must be"),
+        ({"source": {"topic": "a", "pattern": "b"}}, "write a topic, a list of topics"),
+        ({"source": {"topic": "a", "table": "t"}, "source_tables": ["t"]}, "source names the table too"),
+        ({"source": "a", "columns": {"o": {"type": "bigint", "from": "_offset"}}, "key": ["o"]}, "names 'o', which"),
+        ({"key": ["shard", "id"], "columns": COLUMNS}, ""),
+        ({"key": ["_source", "id"], "metadata": ["_source"]}, ""),
+        ({"key": ["tenant", "id"], "shard": "tenant"}, ""),
+        ({"shard": "none", "order_by": ["ts_ms"]}, ""),
+        ({"mode": "append"}, ""),
+    ],
+)  # fmt: skip
+def test_entries(entry: Mapping[str, Any], message: str) -> None:
+    found = refusal({"source": ["a", "b"], **entry})
+    assert re.search(message, found) if message else not found, found

@@ -32,7 +32,7 @@ class Shop:
     folder: Path
     kafka: Kafka
     catalog: str
-    tables: dict[str, dict[str, Any]] = field(default_factory=lambda: dict.fromkeys(["orders", "items", "users"], {}))
+    tables: dict[str, dict[str, Any]] = field(default_factory=lambda: {"orders": {}, "items": {}, "users": {}})
     options: dict[str, str] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
