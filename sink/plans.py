@@ -48,6 +48,7 @@ class TaskPlan:
         partitions had snapshot rows. None if nobody needs this report.
     :param lasting: pack all data files for a long life (`sink.table.plan.files_last`).
     :param order: in which rows are written.
+    :param purges: see `TableBatch`.
     """
 
     table: TableSpec
@@ -59,6 +60,7 @@ class TaskPlan:
     index: IndexPlan | None = None
     lasting: bool = False
     order: RowOrder | None = None
+    purges: bool = False
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,8 @@ class IndexPart:
     :param probe_seconds: that it took to look keys up.
     :param deleted: files of deleted keys (`deltawriters.tombstones`): name, and number of keys.
     :param floor: see `IndexVersion`; empty if the source didn't empty its table.
-    :param builds_on_absence: what was written for some keys is right only if the table has no row of them.
+    :param depends_on_others: what was written for some keys is right only if others write no row of them before the
+        commit.
     """
 
     runs: list[RunInfo]
@@ -33,7 +34,7 @@ class IndexPart:
     probe_seconds: float
     deleted: list[tuple[str, int]] = field(default_factory=list)
     floor: str = ""
-    builds_on_absence: bool = False
+    depends_on_others: bool = False
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:

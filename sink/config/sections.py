@@ -333,10 +333,12 @@ class SoftDeleteSection(Section):
 
     :param column: the table's column that says whether the row is deleted. The sink adds and sets it.
     :param at: likewise, the time of the delete.
+    :param purge: rows that were deleted so long ago are removed.
     """
 
     column: Text
     at: Text | None = None
+    purge: Interval | None = None
 
     @model_validator(mode="after")
     def _fits(self) -> Self:
@@ -345,7 +347,16 @@ class SoftDeleteSection(Section):
                 raise ValueError(f"got the column {name!r}; a name has no ' or ., and doesn't begin with _rowdelta_")
         if self.at is not None and self.at.lower() == self.column.lower():
             raise MisplacedError(f"got {self.at!r}, which is the flag's column too. Name another column", "at")
+        if self.purge is not None and self.at is None:
+            raise MisplacedError(
+                "nothing says when a row was deleted. Write at too, with the name of a column, or leave purge out",
+                "purge",
+            )
         return self
+
+    @property
+    def purge_seconds(self) -> float | None:
+        return None if self.purge is None else _seconds(self.purge)
 
     @property
     def columns(self) -> list[str]:

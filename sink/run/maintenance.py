@@ -51,8 +51,8 @@ _POLL_SECONDS = 0.1
 _SELDOM = 20
 """What micro-batches wait for takes at most about this part of the time."""
 _LOOK_EVERY = 3600.0
-"""At most so many seconds are between two looks for old snapshots, for orphans that are due, and for deletes that apply
-to nothing. The last are never looked for more often.
+"""At most so many seconds are between two looks for old snapshots, for orphans that are due, for rows to purge, and for
+deletes that apply to nothing. The last are never looked for more often.
 """
 
 
@@ -65,6 +65,7 @@ class _Table:
     :param look_seconds: that it took to find this out.
     :param written_then: by its micro-batches, in bytes.
     :param convert_from: when equality deletes are looked for again.
+    :param purge_from: when rows are looked for again that were marked as deleted long ago.
     :param drop_from: when deletes that apply to nothing are looked for again.
     :param expired_at: when it was last looked whether old snapshots can be removed.
     :param cleaned_at: likewise, orphans. When these were removed, the table itself knows.
@@ -76,6 +77,7 @@ class _Table:
     look_seconds: float = 0.0
     written_then: int = 0
     convert_from: float = float("-inf")
+    purge_from: float = float("-inf")
     drop_from: float = float("-inf")
     expired_at: float = float("-inf")
     cleaned_at: float = float("-inf")
@@ -222,7 +224,7 @@ class Maintenance:
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
         # the last one may take until the window closes
-        steps = (self._drop, self._expire, self._clean, self._move)
+        steps = (self._purge, self._drop, self._expire, self._clean, self._move)
         try:
             self._do(partial(step, member, known, sink.upkeep.settings) for step in steps)
         except CommitUnknownError as error:
@@ -250,6 +252,19 @@ class Maintenance:
             # tables together.
             if done.bytes < _MUCH:
                 self._finishing.wait(done.scan_seconds + done.rewrite_seconds)
+
+    def _purge(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Remove rows that were marked as deleted long ago. They are found beside micro-batches."""
+        sink, now = known.sink, time.monotonic()
+        if now < known.purge_from or not settings.is_open(datetime.now(UTC)):
+            return
+        known.purge_from = now + _LOOK_EVERY
+        found = sink.long_deleted()
+        if found is None:
+            return
+        with self._turn(member, sink) as has_turn:
+            if has_turn:
+                sink.purge(*found)
 
     def _drop(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove delete files that apply to nothing. Only manifests are written for it, which the budget doesn't

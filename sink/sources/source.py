@@ -75,6 +75,7 @@ class TableBatch:
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
     :param files: the Parquet files in their order by their paths, if tasks can read them whole.
+    :param purges: the changes remove rows that were marked as deleted (`soft_delete`), unless these have changed since.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """
 
@@ -86,6 +87,7 @@ class TableBatch:
     share: SharedRead | None = None
     files: Mapping[str, WholeFile] | None = None
     more: bool = False
+    purges: bool = False
 
 
 @dataclass(frozen=True)

@@ -4,10 +4,12 @@ import functools
 import logging
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from datetime import datetime
 from typing import Any
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
+from pyspark.sql import DataFrame
 
 from deltawriters.keyindex import RunInfo
 from deltawriters.scratch import Scratch
@@ -19,6 +21,7 @@ from sink.spark.accumulators import ListParam, accumulator
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.keyreading import read_keys
+from sink.spark.purging import removals
 from sink.spark.tasks import move
 from sink.spark.writing import SparkWriter
 from sink.table.engine import KeyReading
@@ -55,6 +58,9 @@ class SparkEngine:
         if properties is None:
             properties = self.catalogs.storage_properties(name)
         return HadoopFolder(self._table, f"{self._config.index_location}/{name}", properties)
+
+    def removals(self, table: Table, plan: TablePlan, before: datetime) -> tuple[DataFrame, int]:
+        return removals(table, plan, before)
 
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         return read_keys(self._table, files, reading)

@@ -7,6 +7,7 @@ what came of it. The engine of every run is Spark (`sink.spark.engine`).
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
+from datetime import datetime
 from typing import TYPE_CHECKING, Any, Protocol
 
 from pyiceberg.io import FileIO
@@ -21,6 +22,7 @@ from sink.sources.source import TableBatch
 from sink.table.table_plan import TablePlan
 from sink.table.task_plans import TaskPlans
 from sink.table.written import Begun, Written
+from sink.targets.seam import Table
 from sink.targets.values import LiveFile
 
 if TYPE_CHECKING:
@@ -123,6 +125,11 @@ class Engine(Protocol):
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> BatchWriter: ...
 
     def index_folder(self) -> IndexFolder: ...
+
+    def removals(self, table: Table, plan: TablePlan, before: datetime) -> "tuple[DataFrame, int]":
+        """Changelog rows that remove the rows which were marked as deleted before a time, and their number
+        (`sink.spark.tasks.purge`).
+        """
 
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         """Read the live rows' keys of at least one data file, and write runs.

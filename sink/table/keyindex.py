@@ -300,7 +300,7 @@ class KeyIndex:
         read = {path for result in results for path in result.completed_from}
         if read & (changes.removed | {file.path for file in changes.files}):
             return None  # partial rows may have been completed from what others have changed now
-        if rows and (read or any(result.builds_on_absence for result in results)):
+        if rows and (read or any(result.depends_on_others for result in results)):
             return None  # or from another row than a key has now
         log.info(
             "%s: changed by others meanwhile: %s; the keys were looked up there too",

@@ -9,9 +9,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
+from datetime import UTC, datetime, timedelta
 from typing import TYPE_CHECKING
 from uuid import uuid4
 
+from changelog.amounts import amount
 from changelog.decoding import ChangelogDecoder, Stated
 from changelog.spec import ChangelogSpec
 from changelog.topics import partition_named
@@ -241,6 +243,33 @@ class TableSink:
         :raises RowdeltaError: nothing was applied; with `CommitUnknownError`, it is unknown whether it was applied.
         """
         return self.commit(batch_id, batch, self.prepare_batch(batch))
+
+    def long_deleted(self) -> "tuple[DataFrame, int] | None":
+        """Changes that remove the rows which were marked as deleted longer ago than they are kept, and their number.
+        Micro-batches may go on meanwhile. None if there are none.
+        """
+        section, position = self.plan.section.soft_delete, self.position
+        seconds = None if section is None else section.purge_seconds
+        if seconds is None or position is None:
+            return None
+        before = datetime.now(UTC) - timedelta(seconds=seconds)
+        changes, count = self._open.engine.removals(self.upkeep.newest_table(), self.plan, before)
+        return (changes, count) if count else None
+
+    def purge(self, changes: "DataFrame", count: int) -> int:
+        """Remove rows that were marked as deleted. A row stays that isn't any more, or has been deleted again since.
+
+        :param changes: see `long_deleted`, and for `count`.
+        :return: how many rows are gone.
+        :raises RowdeltaError: see `apply_batch`.
+        """
+        position = self.position
+        assert position is not None
+        batch = TableBatch(lambda: changes, position, count, changes, purges=True)
+        written = self.apply_batch(None, batch)
+        gone = sum(part.keys["deleted"] for part in written.index)
+        log.info("%s: purged %s", self.table.name, amount(gone, "deleted row"))
+        return gone
 
     def prepare_batch(self, batch: TableBatch) -> Written | None:
         """Write changes that continue the table's position, without a commit. None if they must be written again.
@@ -495,6 +524,7 @@ class TableSink:
             opening=self._letters.opening,
             letters=self._letters.operation,
             index_seconds=index_seconds,
+            purges=batch.purges,
         )
 
     def _finish(self, written: Written) -> Written:

@@ -46,8 +46,8 @@ class TaskPlans:
                 global_deletes=begun.global_deletes or self._plan.derived_partition,
                 deletes_carry_row=deletes_carry_row(self._config),
                 copy_on_write=section.copies,
-                keeps_late=section.late == "dead-letter",
-                soft_delete=self._plan.changelog.soft_delete,
+                keeps_late=section.late == "dead-letter" and not begun.purges,
+                soft_delete=None if begun.purges else self._plan.changelog.soft_delete,
                 ignores_removals=section.source_deletes == "ignore",
                 show_values=self._config.sink.show_values,
                 # the same row in two files differs in `_source`, which isn't a contradiction
@@ -64,6 +64,7 @@ class TaskPlans:
             index,
             lasting=files_last(section),
             order=self._plan.order,
+            purges=begun.purges,
         )
 
     def hash(self, begun: Begun, tasks: int) -> KeyHash:

@@ -3,6 +3,7 @@
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from datetime import datetime
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 from uuid import uuid4
@@ -27,11 +28,13 @@ from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
 from sink.spark.job_errors import job_error
 from sink.spark.tasks import index, move, write
+from sink.spark.tasks.purge import Removals
 from sink.table.engine import Decoded, KeyReading
 from sink.table.table_plan import TablePlan
 from sink.table.task_plans import TaskPlans
 from sink.table.written import Begun, Written, sum_up
 from sink.targets.catalogs import Catalogs
+from sink.targets.seam import Table
 from sink.targets.values import LiveFile
 from tests.memory.storage import Clock, SteppingFiles
 from tests.memory.table import MemoryFile, MemoryTable
@@ -118,6 +121,19 @@ class MemoryEngine:
 
     def next_attempt(self) -> int:
         return next(self._attempts)
+
+    def removals(self, table: Table, plan: TablePlan, before: datetime) -> "tuple[DataFrame, int]":
+        self.clock.step("look for rows to purge")
+        made, found, soft = Removals.of(plan), list[pa.RecordBatch](), plan.section.soft_delete
+        assert soft is not None
+        names = dict.fromkeys([*plan.section.key, *made.marks, *made.order.values()])
+        for file in self.table.store.live.values():
+            rows = parquet(self.table.store.contents[file.path])
+            rows = rows.take(pa.array(np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))))
+            rows = rows.filter(pc.field(soft.column) & (pc.field(soft.at) < before))
+            found += rows.select(list(names)).to_batches()
+        changes: Any = pa.Table.from_batches(list(made(found)), made.schema)
+        return changes, len(changes)
 
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         self.clock.step("read keys")

@@ -1,5 +1,6 @@
 """Deletes mark rows as deleted, whatever happens to the sink, its index, and the table."""
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
@@ -10,7 +11,7 @@ from changelog.rows import RowKind
 from deltawriters import delta
 from deltawriters.partial import Partials
 from tests.memory.late import TwoSinks
-from tests.memory.soft import SoftPlayer, soft_story
+from tests.memory.soft import SoftPlayer, soft_story, time_of
 from tests.memory.stories import SOFT_DELETE, Story, played, shrunk
 from tests.memory.test_stories import PARTS, SEED, STORIES
 
@@ -92,3 +93,51 @@ def test_another_sink_inserts_the_key_between_look_up_and_commit(
         sinks.apply(stream, (RowKind.INSERT, 2, 20), (RowKind.INSERT, 3, 20))
     sinks.apply(backfill, (RowKind.DELETE, 2, 50), (RowKind.DELETE, 4, 50))
     assert sinks.marked == {1: False, 2: True, 3: False}
+
+
+SET_AGAIN = ((RowKind.INSERT, 1, 40),)
+DELETED_AGAIN = (*SET_AGAIN, (RowKind.DELETE, 1, 50))
+
+
+@pytest.mark.parametrize("late", ["drop", "apply"])
+@pytest.mark.parametrize("when", ["before the look-up", "before the commit"])
+@pytest.mark.parametrize(
+    ("meanwhile", "expected"),
+    [
+        ((), {2: True, 3: False}),
+        (SET_AGAIN, {1: False, 2: True, 3: False}),
+        (DELETED_AGAIN, {1: True, 2: True, 3: False}),
+    ],
+)
+def test_purge(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, when: str, late: str, meanwhile: Any, expected: dict[int, bool]
+) -> None:
+    """Rows that were deleted long ago go, unless they have changed since they were looked for, whoever did it."""
+    monkeypatch.setitem(TwoSoftSinks.options, "late", late)
+    sinks, waiting = TwoSoftSinks(tmp_path), [1]
+    stream, backfill = sinks.process("stream", "backfill"), sinks.process("backfill", "stream")
+    sinks.apply(stream, *((RowKind.INSERT, key, 10) for key in (1, 2, 3)))
+    sinks.apply(stream, (RowKind.DELETE, 1, 20), (RowKind.DELETE, 2, 30))
+    commit = backfill.table.commit
+    sinks.apply(backfill, (RowKind.DELETE, 4, 10))
+
+    def commit_after_others(request: Any) -> Any:
+        if waiting and waiting.pop() and meanwhile:
+            sinks.apply(stream, *meanwhile)
+        return commit(request)
+
+    backfill.table.refresh()
+    found = backfill._open.engine.removals(backfill.table, backfill.plan, time_of(25))
+    assert found[1] == 1
+    if when == "before the commit":
+        monkeypatch.setattr(backfill.table, "commit", commit_after_others)
+    elif meanwhile:
+        sinks.apply(stream, *meanwhile)
+    backfill.purge(*found)
+    assert sinks.marked == expected
+    if not meanwhile and late == "drop":  # the order of its delete is known, also without the index
+        shutil.rmtree(sinks.folder / "backfill")
+        sinks.apply(sinks.process("backfill", "stream"), (RowKind.INSERT, 1, 15))
+        assert sinks.marked == expected
+        sinks.apply(stream, (RowKind.INSERT, 1, 25))
+        assert sinks.marked == expected | {1: False}

@@ -234,7 +234,7 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         probe_seconds=found.probe_seconds,
         deleted=[] if found.deleted_keys is None else [found.deleted_keys],
         floor=found.floor.hex(),
-        builds_on_absence=result.completed.absent > 0,
+        depends_on_others=result.completed.absent > 0 or plan.purges,
     )
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
     return part, paths if file is None else [*paths, file]
