@@ -108,6 +108,11 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
             order += "; late changes are left out" + (", as dead letters" if plan.changelog.keeps_late else "")
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}"
+        if section.soft_delete is not None:
+            marked, purge = section.soft_delete.column, section.soft_delete.purge
+            yield f"  a delete marks the row in {marked}" + (f"; purged after {purge}" if purge is not None else "")
+        elif section.source_deletes == "ignore":
+            yield "  deletes of the source are left out"
         if section.where is not None:
             yield f"  only rows where {' '.join(section.where.split())}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)

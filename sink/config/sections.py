@@ -784,12 +784,13 @@ class TableSection(Section):
                     raise MisplacedError(
                         f"cluster_by names {name!r}, which is not in columns{did_you_mean(name, stored)}", "cluster_by"
                     )
-            lower = [name.lower() for name in (*self.columns, *self.metadata)]
-            for name in (*self.columns, *self.metadata):
+            names = (*self.columns, *self.metadata, *self.marks)
+            lower = [name.lower() for name in names]
+            for name in names:
                 if lower.count(name.lower()) > 1:
                     raise MisplacedError(
-                        f"{name!r} is a column twice in columns and metadata; Spark does not tell upper from lower "
-                        "case",
+                        f"{name!r} is a column twice in columns, metadata and soft_delete; Spark does not tell upper "
+                        "from lower case",
                         "columns",
                     )
             for name in self.types:

@@ -222,6 +222,7 @@ class Rounds:
         self.outcome = Outcome(target.name, source.name)
         self._compared = _compared(plan, target, source, self.outcome.not_compared)
         self._condition = _condition(plan, target, source)
+        self._soft_delete = plan.changelog.soft_delete
         names = [column.name for column in self._compared]
         key = plan.section.key or names  # in mode append rows are amount
         for name in key:
@@ -337,6 +338,8 @@ class Rounds:
         snapshot = self._target.snapshot_id()
         reader = self._target.reader()
         frame = reader.frame(self._spark).limit(0) if snapshot is None else reader.current_frame(snapshot)
+        if self._soft_delete is not None:  # the source doesn't have these rows any more
+            frame = frame.where(~F.col(quoted(self._soft_delete.column)).eqNullSafe(F.lit(True)))
         if scope is None:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state

@@ -1,6 +1,8 @@
 """Soft deletes: a delete of the source marks the row as deleted, in each format; and deletes that are left out."""
 
+import json
 import shutil
+import time
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -8,8 +10,13 @@ from typing import Any
 import pytest
 from pyspark.sql import SparkSession
 
+from changelog.rows import LATE_REASON
+from sink.commands.inspection import check
+from sink.errors import ConfigError, TableError
+from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
 from tests.sink.test_late import FORMATS, change
+from tests.sink.test_verify import verified
 
 pytestmark = pytest.mark.spark
 
@@ -67,3 +74,97 @@ def test_a_delete_marks_the_row(
         assert marks(job) == expected
     else:
         assert marks(job) == expected | {4: ("u4", *gone), 6: ("late?", *live)}
+
+
+@pytest.mark.parametrize(("kind", "properties", "deletes"), FORMATS)
+def test_purge(
+    spark: SparkSession, tmp_path: Path, kind: type[Job], properties: Mapping[str, str], deletes: Any
+) -> None:
+    """A run removes what was deleted long ago, and the key index knows it: an insert of the key is a new row."""
+    job = a_job(spark, tmp_path, kind, properties, deletes, late="drop")
+    job.write_records([full("+I", 1, n, f"n{n}") for n in range(1, 5)])
+    job.write_records([change("-D", 5, 1), change("-D", 5, 2), change("-D", 5, 3), full("+I", 6, 3, "again")])
+    job.run()
+    job.table = {"soft_delete": MARKS | {"purge": "30 days"}, "late": "drop"}
+    job.run()
+    assert {number for number, (_, deleted, _) in marks(job).items() if deleted} == {1, 2}
+    time.sleep(1)
+    job.table = {"soft_delete": MARKS | {"purge": "1 second"}, "late": "drop"}
+    job.run()
+    live = (False, False)
+    assert marks(job) == {3: ("again", *live), 4: ("n4", *live)}
+    job.write_records([full("+I", 4, 1, "late"), full("+I", 7, 2, "new"), full("+U", 7, 4, "u4"), change("-D", 8, 3)])
+    job.table = {"soft_delete": MARKS, "late": "drop"}
+    job.run()
+    assert marks(job) == {2: ("new", *live), 3: ("again", True, True), 4: ("u4", *live)}
+
+
+def test_a_table_from_before(spark: SparkSession, tmp_path: Path) -> None:
+    """The sink adds the columns. The rows that are there aren't deleted."""
+    job = Job(spark, tmp_path, columns=COLUMNS)
+    job.write_records([full("+I", 1, n, f"n{n}") for n in (1, 2)])
+    job.run()
+    job.table = {"soft_delete": MARKS, "verify": {"spark_table": "truth"}}
+    job.write_records([change("-D", 2, 2), full("+I", 2, 3, "n3")])
+    job.run()
+    assert marks(job) == {1: ("n1", None, False), 2: ("n2", True, True), 3: ("n3", False, False)}
+    assert any("a delete marks the row in deleted" in line for line in check(spark, job.config()))
+    spark.sql(f"SELECT id, region, note FROM {job.target} WHERE deleted IS NOT TRUE").createOrReplaceTempView("truth")
+    assert verified(job)[0] == f"{job.target} against truth: EQUAL"
+
+    job.table, job.configure_columns = {"soft_delete": {"column": "note"}}, False
+    with pytest.raises(TableError, match="has a column note of type string, and expected is boolean"):
+        job.run()
+
+
+def test_columns_that_are_inferred(spark: SparkSession, tmp_path: Path) -> None:
+    """A field of the messages can't have the name of a column that the sink sets, unless it is left out."""
+    job = Job(spark, tmp_path, columns=COLUMNS | {"deleted": "string"}, configure_columns=False)
+    job.table = {"soft_delete": MARKS}
+    job.write([("+I", {"id": n, "note": f"n{n}", "deleted": "no"}) for n in (1, 2)])
+    with pytest.raises(ConfigError, match="got 'deleted', which is a field of the messages too, and the sink sets"):
+        job.run()
+    job.table = {"soft_delete": MARKS, "exclude": ["deleted"]}
+    job.write([("-D", {"id": 2, "deleted": "yes"})])
+    job.run()
+    assert marks(job) == {1: ("n1", False, False), 2: ("n2", True, True)}
+
+
+@pytest.mark.parametrize("kind", [Job, DeltaJob])
+def test_computed_columns_and_partitions(spark: SparkSession, tmp_path: Path, kind: type[Job]) -> None:
+    """A computed column stays as it was, too. Deleted rows may have files of their own."""
+    columns = {"id": "bigint", "region": "string", "note": {"type": "string", "expression": "upper(region)"}}
+    job = kind(spark, tmp_path, partition_by=["deleted"])
+    job.table = {"columns": columns, "soft_delete": MARKS}
+    job.write([("+I", {"id": n, "region": f"r{n}"}) for n in (1, 2, 3)])
+    job.write([("-D", {"id": 1}), ("+U", {"id": 2, "region": "new"}), ("-D", {"id": 3})])
+    job.write([("+I", {"id": 3, "region": "again"})])
+    job.run()
+    assert marks(job) == {1: ("R1", True, True), 2: ("NEW", False, False), 3: ("AGAIN", False, False)}
+
+
+def test_late_deletes_become_dead_letters(spark: SparkSession, tmp_path: Path) -> None:
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position", late="dead-letter")
+    job.write_records([full("+I", 5, n, f"n{n}") for n in (1, 2)])
+    job.write_records([change("-D", 4, 1), change("-D", 6, 2), change("-D", 6, 3)])
+    job.write_records([full("+U", 5, 2, "late"), full("+I", 5, 3, "late")])
+    job.run()
+    assert marks(job) == {1: ("n1", False, False), 2: ("n2", True, True)}
+    letters = spark.table(job.dead_letters).collect()
+    assert sorted((json.loads(found["value"])["id"], found["reason"]) for found in letters) == [
+        (number, LATE_REASON) for number in (1, 2, 3)
+    ]
+
+
+@pytest.mark.parametrize("deletes", ["position", "equality"])
+def test_an_archive(spark: SparkSession, tmp_path: Path, deletes: Any) -> None:
+    """Deletes are counted, and nothing else. Nor does a row go that went to another key."""
+    job = Job(spark, tmp_path, columns=COLUMNS, deletes=deletes, table={"source_deletes": "ignore"})
+    job.write_records([full("+I", 1, n, f"n{n}") for n in (1, 2, 3)])
+    job.write_records([change("-D", 2, 1), full("-U", 2, 2, "n2"), full("+U", 2, 9, "n2"), full("+U", 3, 3, "u3")])
+    job.write_records([full("+I", 4, 4, "n4"), change("-D", 5, 4)])
+    job.run()
+    assert {row["id"]: row["note"] for row in job.rows()} == {1: "n1", 2: "n2", 3: "u3", 4: "n4", 9: "n2"}
+    told = [json.loads(snapshot["summary"]["rowdelta.rows"]) for snapshot in job.snapshots()]
+    assert sum(rows.get("ignored", 0) for rows in told) == 3
+    assert all(rows["-D"] == rows["-U"] == 0 for rows in told)
