@@ -37,6 +37,7 @@ from changelog.changes import (
     Wire,
     WireType,
 )
+from changelog.ignored_nulls import ignore_nulls
 from changelog.message_keys import of_changes
 from changelog.moves import bared, moved_away, with_moves
 from changelog.order_values import encoded
@@ -100,9 +101,8 @@ StatedKeys = Mapping[tuple[str, ...], Place]
 
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
-    (only if `keeps_unavailable` or `keeps_late`), moved (only if there is a key), then the table's columns, the
-    metadata columns, those that only hold order values, those of `SoftDelete`, and those that only Spark needs for
-    `where`.
+    (only if `tells_partial`), moved (only if there is a key), then the table's columns, the metadata columns, those
+    that only hold order values, those of `SoftDelete`, and those that only Spark needs for `where`.
     """
     schema, where = _read_schema(spec), spec.where
     if where is None or where.condition is None:
@@ -119,7 +119,7 @@ def _read_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(order_column(i), dtype) for i, dtype in enumerate(order)]
     fields += [pa.field(SNAPSHOT, pa.bool_())] if spec.tells_snapshots else []
     fields += [pa.field(BAD, _BAD)]
-    fields += [pa.field(UNAVAILABLE, pa.binary())] if spec.keeps_unavailable or spec.keeps_late else []
+    fields += [pa.field(UNAVAILABLE, pa.binary())] if spec.tells_partial else []
     fields += [pa.field(MOVED, pa.string())] if spec.key else []
     fields += [pa.field(column.name, _target(column)) for column in spec.columns]
     fields += [pa.field(name, METADATA[name]) for name in spec.metadata]
@@ -164,12 +164,18 @@ class ChangelogDecoder:
         decoder = _TaskDecoder(self.format, self.spec)
         for batch in batches:
             if batch.num_rows:
-                changes = decoder.decode(batch)
-                yield from changes if self.spec.where is None else map(self.spec.where.applied, changes)
+                yield from map(self._amended, decoder.decode(batch))
         if self.observe is not None and decoder.observed:
             self.observe(dict(decoder.observed))
         if self.observe_stated is not None and decoder.stated:
             self.observe_stated(decoder.stated)
+
+    def _amended(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+        """The changes, as far as the table wants them."""
+        where, ignored = self.spec.where, self.spec.ignored_nulls
+        if where is not None:
+            changes = where.applied(changes)
+        return ignore_nulls(changes, ignored, where.metadata if where else ()) if ignored else changes
 
 
 _DECODER_FAILED = "the decoder failed: "
@@ -355,6 +361,8 @@ class _TaskDecoder:
         columns: dict[str, pa.Array] = {KIND: changes.kind, BAD: pa.nulls(count, _BAD)}
         if spec.tells_snapshots:
             columns[SNAPSHOT] = changes.snapshot if changes.snapshot is not None else pa.repeat(False, count)
+        if spec.tells_partial:
+            columns[UNAVAILABLE] = pa.nulls(count, pa.binary())
         if spec.keeps_unavailable:
             columns |= self._partial(raw, changes)
         if spec.keeps_late:

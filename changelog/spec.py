@@ -107,6 +107,7 @@ class ChangelogSpec:
         (`changelog.shown_values`).
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.
+    :param ignored_nulls: columns in which the NULL of a change says nothing.
     :param where: which rows the table wants. None: all.
     """
 
@@ -134,6 +135,7 @@ class ChangelogSpec:
     taken_elsewhere: tuple[str, ...] = ()
     many_topics: bool = False
     show_values: bool = True
+    ignored_nulls: frozenset[str] = frozenset()
     where: Where | None = None
 
     @property
@@ -142,6 +144,11 @@ class ChangelogSpec:
         columns = tuple(column for column in self.columns if not column.of_record)
         others = {column.name for column in self.columns if column.of_record}
         return replace(self, columns=columns, key=tuple(name for name in self.key if name not in others))
+
+    @property
+    def tells_partial(self) -> bool:
+        """Decoded rows tell which of them are partial."""
+        return self.keeps_unavailable or self.keeps_late or bool(self.ignored_nulls)
 
     @property
     def order_fields(self) -> tuple[tuple[str, T.DataType], ...]:

@@ -113,6 +113,8 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
             yield f"  a delete marks the row in {marked}" + (f"; purged after {purge}" if purge is not None else "")
         elif section.source_deletes == "ignore":
             yield "  deletes of the source are left out"
+        if plan.changelog.ignored_nulls:
+            yield f"  NULL is ignored in {', '.join(sorted(plan.changelog.ignored_nulls))}"
         if section.where is not None:
             yield f"  only rows where {' '.join(section.where.split())}"
         maintenance = maintenance_of(config, section, state[0] if isinstance(state, tuple) else None)

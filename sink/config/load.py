@@ -118,7 +118,10 @@ def _construct(
 
 def _resolved(reference: re.Match[str], path: tuple[str | int, ...], line: int, file: Path) -> str:
     try:
-        return resolve(reference, file.resolve().parent)
+        value = resolve(reference, file.resolve().parent)
+        if path and path[-1] in ("expression", "where"):
+            remember({"secret": value})  # such as the salt of a hash
+        return value
     except ValueError as error:
         raise ConfigError(f"{file}:{line}: {dotted(path)} {error}") from None
 

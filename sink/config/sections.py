@@ -284,6 +284,26 @@ Metadata = Literal["_op", "_ts", "_source", "_source_partition", "_offset", "_ti
 Columns = Annotated[list[str], Field(min_length=1)]
 
 
+class IgnoredNulls(Section):
+    """`ignore_null_updates:` true, a list of columns, or `{except: [columns]}`.
+
+    :param columns: None: all but those of `others`.
+    """
+
+    columns: Columns | None = None
+    others: Annotated[Columns, Field(alias="except")] = Field(default_factory=list)
+
+
+def _ignored_nulls(value: Any) -> Any:
+    if value is None or isinstance(value, bool):
+        return {} if value else None
+    if isinstance(value, list) and value:
+        return {"columns": value}
+    if isinstance(value, dict) and set(value) == {"except"}:
+        return value
+    raise ValueError("expected true, a list of columns, or {except: [columns]} for all others")
+
+
 class VerifySection(Section):
     """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
 
@@ -404,6 +424,8 @@ class TableSection(Section):
         (`sink.table.keys`).
     :param keys: topic or directory -> key columns, for exceptions of a pattern.
     :param types: name, or regular expression for names -> Spark SQL type of columns that `columns` doesn't name.
+    :param ignore_null_updates: in which columns the NULL of an insert or update says nothing: the key's row keeps its
+        value.
     :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
     :param source_tables: patterns of the source's tables whose messages are taken. Empty: the one that is named first.
     :param other_tables: what becomes of messages of other tables.
@@ -442,6 +464,7 @@ class TableSection(Section):
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality", "copy-on-write"] = "position"
     unavailable: Literal["keep", "reject"] | None = None
+    ignore_null_updates: Annotated[IgnoredNulls | None, BeforeValidator(_ignored_nulls)] = None
     truncate: Literal["apply", "reject"] | None = None
     merge_small_files: bool = True
     properties: dict[str, Text] = Field(default_factory=dict)
@@ -630,6 +653,25 @@ class TableSection(Section):
     def _unavailable_fits(self) -> Self:
         if self.unavailable == "keep" and (why := self._cannot_keep) is not None:
             raise MisplacedError(f"table {self.target}: got keep, but {why}, or unavailable: reject", "unavailable")
+        return self
+
+    @model_validator(mode="after")
+    def _ignored_nulls_fit(self) -> Self:
+        ignored = self.ignore_null_updates
+        if ignored is None:
+            return self
+        if self._cannot_keep is not None:
+            raise MisplacedError(
+                f"table {self.target}: an ignored NULL leaves the value of the table's row in place, but "
+                f"{self._cannot_keep}, or leave ignore_null_updates out",
+                "ignore_null_updates",
+            )
+        for name in (ignored.columns or ignored.others) if self.columns is not None else ():
+            if name not in self._stored:
+                raise MisplacedError(
+                    f"it names {name!r}, which is not in columns{did_you_mean(name, self._stored)}",
+                    "ignore_null_updates",
+                )
         return self
 
     @model_validator(mode="after")

@@ -32,7 +32,9 @@ def compute(rows: DataFrame, plan: TablePlan) -> DataFrame:
     inner = {name: F.col(name) for name in rows.columns if name.startswith(PREFIX)}
     types = {column.name: column.type for column in plan.columns}
     values = {name: F.expr(expression).cast(types[name]) for name, expression in plan.computed}
-    columns = {name: values.get(name, F.col(quoted(name))) for name in types}
+    # without computed columns rows may be partial, and have a flag for each column, in this order
+    order = list(types) if plan.computed else [name for name in rows.columns if name in types]
+    columns = {name: values.get(name, F.col(quoted(name))) for name in order}
     where, text = plan.changelog.where, plan.section.where
     try:
         if where is not None and text is not None and where.condition is None:

@@ -73,6 +73,12 @@ def where_of(spark: SparkSession, plan: TablePlan, path: str) -> Where | None:
     rows = _no_rows(spark, known | further)
     condition = _analyzed(rows, text, f"{path}.where", known)
     named = _names(condition, rows)
+    ignored = sorted(named & spec.ignored_nulls)
+    if ignored:
+        raise ConfigError(
+            f"{path}.where: {text!r} names {ignored[0]}, whose NULLs are ignored, so that a change alone doesn't "
+            f"decide. Write ignore_null_updates: {{except: [{', '.join(ignored)}]}}."
+        )
     uuids = sorted(column.name for column in spec.columns if column.is_uuid and column.name in named)
     if uuids:
         raise ConfigError(

@@ -468,7 +468,29 @@ def _plan(
     except BadOptionError as error:
         raise ConfigError(f"source.{error}") from None
     late = _late_order(section, spec, path)
+    spec = replace(spec, ignored_nulls=_ignored_nulls(section, spec, path))
     return TablePlan(section, spec, exists, columns, tuple(computed), len(kept) < len(sources), late=late)
+
+
+def _ignored_nulls(section: TableSection, spec: ChangelogSpec, path: str) -> frozenset[str]:
+    """The columns in which the NULL of a change says nothing.
+
+    :raises ConfigError: a column can't be one of them.
+    """
+    ignored = section.ignore_null_updates
+    if ignored is None:
+        return frozenset()
+    fields = {name for name, _ in spec.order_by}
+    why = {column.name: "is in order_by" for column in spec.columns if column.field in fields}
+    why |= dict.fromkeys(spec.key, "is in key")
+    allowed = [column.name for column in spec.columns if column.name not in why]
+    for name in ignored.columns or ignored.others:
+        if name not in allowed and not (name in ignored.others and name in why):
+            raise ConfigError(
+                f"{path}.ignore_null_updates: got {name!r}, which {why.get(name, 'is no field of the messages')}; "
+                f"expected some of {', '.join(allowed)}."
+            )
+    return frozenset(ignored.columns or allowed).difference(ignored.others)
 
 
 def _late_order(section: TableSection, spec: ChangelogSpec, path: str) -> LateOrder | None:

@@ -462,6 +462,9 @@ def _compared(plan: TablePlan, target: Table, source: VerifySource, not_compared
         if name in computed or name not in fields:
             not_compared[name] = "computed" if name in computed else "about the change, not of the source"
             continue
+        if name in plan.changelog.ignored_nulls:
+            not_compared[name] = "its NULLs are ignored"
+            continue
         own = fields[name] if fields[name] in known else lower.get(fields[name].lower())
         if own is None:
             why = unknown.get(fields[name])
