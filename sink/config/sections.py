@@ -666,6 +666,12 @@ class TableSection(Section):
                 f"{self._cannot_keep}, or leave ignore_null_updates out",
                 "ignore_null_updates",
             )
+        if self.soft_delete is not None:
+            raise MisplacedError(
+                f"table {self.target}: a row that soft_delete has marked would give its values to the next insert of "
+                "its key. Leave one of them out",
+                "ignore_null_updates",
+            )
         for name in (ignored.columns or ignored.others) if self.columns is not None else ():
             if name not in self._stored:
                 raise MisplacedError(

@@ -4,7 +4,7 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.decoding import decoded_schema
@@ -18,6 +18,7 @@ COLUMNS = ["id", *(f"c{number}" for number in range(8))]
 IGNORED = {"c0", "c7"}
 
 
+@settings(deadline=None)
 @given(
     st.lists(
         st.fixed_dictionaries(

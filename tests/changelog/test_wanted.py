@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pyarrow as pa
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.conditions import Condition, Constant, Field
@@ -43,6 +43,7 @@ Rows = st.lists(
 
 
 @pytest.mark.parametrize("keeps_records", [False, True])
+@settings(deadline=None)
 @given(rows=Rows)
 def test_each_row_is_decided_by_its_own_values(keeps_records: bool, rows: list[dict[str, Any]]) -> None:
     for row in rows:

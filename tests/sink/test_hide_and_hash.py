@@ -25,6 +25,8 @@ pytestmark = pytest.mark.spark
 PAGE = (Path(__file__).parents[2] / "docs" / "hide-and-hash.md").read_text(encoding="utf-8")
 SALT = "Vt7sQ2mX9pLw"
 CLEAR = ["Jo.Doe@example.org", "jo.doe@example.org", "+49 30 123456", "1987-06-05", "DE89370400440532013000", SALT]
+RECIPE = ("key", "columns", "exclude", "schema_changes")
+"""What a test takes from a recipe's entry."""
 
 
 def configured(job: Job, recipe: int) -> Config:
@@ -33,9 +35,7 @@ def configured(job: Job, recipe: int) -> Config:
     said = yaml.safe_load(block)
     values = job.config_values()
     table = said["tables"][0]
-    values["tables"][0] |= {
-        name: table[name] for name in ("key", "columns", "exclude", "schema_changes") if name in table
-    }
+    values["tables"][0] |= {name: value for name, value in table.items() if name in RECIPE}
     values["sink"] |= {"show_values": said["sink"]["show_values"]}
     file = job.folder / "sink.yaml"
     file.write_text(yaml.safe_dump(values), encoding="utf-8")
@@ -80,11 +80,11 @@ def test_what_is_hidden_is_nowhere(
     rows = job.rows()
     assert [row["email"] for row in rows] == [hashed("x@example.org"), hashed(CLEAR[1])]
     if recipe == 0:
-        assert [(row["phone_end"], row["birth_year"]) for row in rows] == [("+** ** ****56", 1987)] * 2
+        assert [(row["phone_masked"], row["birth_year"]) for row in rows] == [("+49 30 12****", 1987)] * 2
     assert not {"clear_email", "phone", "born", "iban"} & set(rows[0])
     texts = contents(job.table_folder) + contents(job.checkpoint)
     assert any(hashed(CLEAR[1]) in text for text in texts)
-    texts += [caplog.text, masked(str(caplog.text))]
+    texts.append(caplog.text)
     assert [clear for clear in CLEAR if any(clear in text for text in texts)] == []
 
     caplog.clear()  # a bad record is kept as it came, and only there

@@ -115,6 +115,7 @@ def test_nulls_of_rows_that_enter(spark: SparkSession, tmp_path: Path) -> None:
         ({"ignore_null_updates": ["nope"]}, "names 'nope', which is not in columns"),
         ({"ignore_null_updates": "note"}, "expected true, a list of columns, or"),
         ({"order_by": ["amount"], "ignore_null_updates": ["amount"]}, "got 'amount', which is in order_by"),
+        ({"soft_delete": {"column": "gone"}}, "would give its values to the next insert of its key. Leave one"),
         ({"columns": {"id": "int", "twice": {"type": "int", "expression": "id * 2"}}}, "a computed column could be"),
     ],
 )
