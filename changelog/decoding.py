@@ -102,7 +102,7 @@ StatedKeys = Mapping[tuple[str, ...], Place]
 def decoded_schema(spec: ChangelogSpec) -> pa.Schema:
     """Arrow schema of decoded rows: the columns kind, order, snapshot (only if `tells_snapshots`), bad, unavailable
     (only if `tells_partial`), moved (only if there is a key), then the table's columns, the metadata columns, those
-    that only hold order values, those of `SoftDelete`, and those that only Spark needs for `where`.
+    that only hold order values, those of `SoftDelete`, those of versions, and those that only Spark needs for `where`.
     """
     schema, where = _read_schema(spec), spec.where
     if where is None or where.condition is None:
@@ -126,6 +126,9 @@ def _read_schema(spec: ChangelogSpec) -> pa.Schema:
     fields += [pa.field(name, to_arrow_type(spec.order_by[number][1])) for number, name in spec.stored_order.items()]
     if spec.soft_delete is not None:
         fields += map(pa.field, spec.soft_delete.columns, (pa.bool_(), METADATA["_ts"]))
+    if spec.history is not None:
+        time = to_arrow_type(spec.order_by[0][1])
+        fields += map(pa.field, spec.history.names, (time, time, pa.bool_()))
     fields += [pa.field(name, METADATA[name]) for name in (spec.where.metadata if spec.where else ())]
     return pa.schema(fields)
 
@@ -387,7 +390,9 @@ class _TaskDecoder:
         count = len(changes.record)
         lacking = [_flags(changes.unavailable.get(column.field)) for column in self._spec.columns]
         soft = self._spec.soft_delete
+        history = self._spec.history
         derived = (*self._spec.metadata, *self._spec.stored_order, *(() if soft is None else soft.columns))
+        derived += () if history is None else history.names
         partial = np.zeros(count, np.bool_)
         for flags in lacking:
             if flags is not None:
@@ -432,6 +437,11 @@ class _TaskDecoder:
                 values = self._order_value(i, name, wire, record, bad)
             if i in held:
                 columns[held[i]] = values
+            if i == 0 and spec.history is not None:
+                # a row is the current one since its first order value
+                columns[spec.history.start] = values
+                columns[spec.history.end] = pa.nulls(len(values), values.type)
+                columns[spec.history.current] = pa.repeat(True, len(values))
             columns[order_column(i)] = encoded(values, descending=True) if name in spec.descending else values
             missing.append(values.is_null())
         if spec.source_order:

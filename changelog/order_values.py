@@ -39,6 +39,20 @@ def encoded(values: pa.Array, *, descending: bool = False) -> pa.BinaryArray:
     return _fixed(flipped.astype(">u8").view(np.uint8).reshape(len(values), 8), values, descending=descending)
 
 
+def first_of(encoded: pa.BinaryArray, dtype: pa.DataType) -> pa.Array:
+    """The first value of each of n encoded tuples; NULL also of an empty text.
+
+    :param dtype: an integer, date or timestamp.
+    """
+    heads = pc.binary_slice(encoded, 0, 9)
+    is_value = np.asarray(pc.equal(pc.binary_length(heads), 9)) & np.asarray(pc.starts_with(heads, b"\x01"))
+    padded = pc.if_else(pa.array(is_value), heads, pa.scalar(bytes(9), heads.type))
+    content = np.frombuffer(padded.cast(pa.binary(9)).buffers()[1], np.uint8).reshape(-1, 9)[: len(padded), 1:]
+    numbers = (content.copy().view(">u8").reshape(-1).astype(np.uint64) ^ np.uint64(1 << 63)).view(np.int64)
+    values = pa.array(numbers, mask=~is_value)
+    return (values.cast(pa.int32()) if pa.types.is_date32(dtype) else values).cast(dtype)
+
+
 def _is_bytes(dtype: pa.DataType) -> bool:
     return bool(pa.types.is_binary(dtype) or pa.types.is_large_binary(dtype) or pa.types.is_fixed_size_binary(dtype))
 

@@ -9,6 +9,7 @@ import pyarrow as pa
 from pyspark.sql import types as T
 
 from changelog.rows import SoftDelete
+from changelog.versions import VersionColumns
 from changelog.wanted import Where
 
 METADATA: Mapping[str, pa.DataType] = {
@@ -103,6 +104,7 @@ class ChangelogSpec:
     :param ignores_other_tables: messages of other tables are left out. Else they are bad records.
     :param taken_elsewhere: patterns of tables whose messages other entries with the topic take: here they are left out.
     :param many_topics: records are of several topics, so a partition's number alone doesn't say where they are.
+    :param history: the columns of versions, if the table has history. `start` has the first order value.
     :param show_values: texts for people may quote values of rows. Else they have types and lengths
         (`changelog.shown_values`).
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
@@ -134,6 +136,7 @@ class ChangelogSpec:
     ignores_other_tables: bool = False
     taken_elsewhere: tuple[str, ...] = ()
     many_topics: bool = False
+    history: VersionColumns | None = None
     show_values: bool = True
     ignored_nulls: frozenset[str] = frozenset()
     where: Where | None = None

@@ -2,7 +2,7 @@
 
 Changes that have all values collapse as they come (`whole_changes.py`). Two kinds of changes are kept until the writer
 is closed, since any later change may be one that they build on: partial rows (`partial.py`), and removals of rows that
-went to another key (`moves.py`).
+went to another key (`moves.py`). In a table with history all changes are kept (`history.py`).
 """
 
 from collections.abc import Sequence
@@ -16,6 +16,7 @@ from deltawriters import tombstones
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import dense_ids, ranked
 from deltawriters.content import ContentFile, DataFiles, FileContent, Locations, TaskId
+from deltawriters.history import History, Versions
 from deltawriters.key_deletes import delete_keys
 from deltawriters.late import LateChanges, deleted_at
 from deltawriters.moves import Settled, settle_moves
@@ -23,7 +24,7 @@ from deltawriters.order_values import UNKNOWN
 from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, complete, divided
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, resolve
+from deltawriters.resolve import NOWHERE, ClosedVersions, IndexResult, IndexTask, resolve
 from deltawriters.soft_deletes import as_partial
 from deltawriters.superseded import SupersededRows
 from deltawriters.table import FileFactory, TableSpec
@@ -100,6 +101,11 @@ class DeltaWriter:
         self._partial: list[pa.RecordBatch] = []
         self._moved: list[pa.RecordBatch] = []
         self._came_late: list[pa.RecordBatch] = []
+        self._history = None
+        if options.history is not None:
+            assert self._late is not None, "a table with history has order values"
+            self._history = History(table, options.history, options.key, self._late.order)
+        self._of_versions: list[pa.RecordBatch] = []
         self._kind_counts = np.zeros(len(RowKind), np.int64)
         self._ignored = 0
 
@@ -114,7 +120,7 @@ class DeltaWriter:
         :raises CardinalityError: two changes contradict each other (`changelog` mode), or a change has the order value
             of a TRUNCATE.
         """
-        if self._late is not None and self._index is not None:
+        if self._late is not None and self._index is not None and not self._options.applies_late:
             changes, late = self._late.divided(changes, self._index)
             self._came_late += [late] if len(late) else []
         self._take_in(changes)
@@ -128,6 +134,9 @@ class DeltaWriter:
         self._kind_counts += np.bincount(kinds, minlength=len(RowKind))
         if self._options.soft_delete is not None:
             changes = as_partial(changes, self._options.soft_delete, self._options.key)
+        if self._history is not None:
+            self._of_versions.append(changes)
+            return
         if MOVED in changes.schema.names:
             changes, moved = divided(changes, MOVED)
             self._moved += moved
@@ -157,7 +166,12 @@ class DeltaWriter:
         if index is not None and whole.barrier is not None:
             index = index.of_empty_table
         self._settle_late(index)
-        completed, moves = Completed(), Settled()
+        completed, moves, versions, closed = Completed(), Settled(), None, None
+        if self._history is not None and index is not None and self._of_versions:
+            versions = self._history.versions(self._of_versions, index)
+            completed, moves = versions.completed, versions.moves
+            closed = self._history.write_closed(versions, self._data, index)
+            whole.add(*versions.changes.to_batches())
         earlier = list[pa.Table]()
         while self._partial or self._moved:
             partial, moved = self._first_kept()
@@ -175,7 +189,7 @@ class DeltaWriter:
             data_files = self._superseded.removed(data_files, Locations(known.file, known.pos))
         self._kind_counts[RowKind.UPDATE_AFTER] -= sum(map(len, completed.letters))
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
-        resolved = None if index is None else self._resolve(index)
+        resolved = None if index is None else self._resolve(index, versions, closed)
         files = self._deletes.close(data_files)
         if index is None and len(known) and not (self._options.table_is_empty or whole.barrier is not None):
             deletes = self._table.key_deletes(self._factory, self._options.key)
@@ -233,23 +247,30 @@ class DeltaWriter:
                 self._take_in(changes)
             self._late.leave_out(late)
 
-    def _resolve(self, index: IndexTask) -> IndexResult:
+    def _resolve(self, index: IndexTask, versions: Versions | None, closed: ClosedVersions | None) -> IndexResult:
         """Find the rows that the keys have in earlier snapshots."""
         known = self._whole.map
-        if known.keys is None or known.hash is None or not len(known):
+        if closed is None and not len(known):
             # no change of the task counts, but it still has runs to merge
             return IndexResult([], index.merged_runs(), [], floor=self._floor)
-        high, late, orders = known.hash.view(np.uint64), self._late, known.last_order
-        if late is None or orders is None:
-            return resolve(self._table, index, known.keys, high, known.file, known.pos, self._files)
-        encoded, times = late.order.of_changes(orders), deleted_at(orders)
+        late, keys, orders = self._late, known.keys, known.last_order
+        high = np.empty(0, np.uint64) if known.hash is None else known.hash.view(np.uint64)
+        if keys is None:
+            keys = self._table.arrow_schema.empty_table().select(list(self._options.key))
+        if late is None:
+            return resolve(self._table, index, keys, high, known.file, known.pos, self._files)
+        encoded, times = pa.array([], pa.binary()), pa.array([], pa.timestamp("us", "UTC"))
+        if orders is not None:
+            encoded, times = late.order.of_changes(orders), deleted_at(orders)
         seconds = tombstones.seconds_of(times)
-        found = resolve(self._table, index, known.keys, high, known.file, known.pos, self._files, encoded, seconds)
+        found = resolve(self._table, index, keys, high, known.file, known.pos, self._files, encoded, seconds, closed)
         gone = pa.array(np.flatnonzero(known.file == NOWHERE))
-        written = None
-        if len(gone):
-            created = self._factory.created
-            written = late.write_deleted(known.keys.take(gone), encoded.take(gone), times.take(gone), created)
+        deleted = late.deleted(keys.take(gone), encoded.take(gone), times.take(gone))
+        if versions is not None:
+            told = (versions.deletes.column(name) for name in (tombstones.ORDER_VALUE, tombstones.DELETED_AT))
+            idle = late.deleted(versions.deletes.select(self._options.key), *map(storage, told))
+            deleted = pa.concat_tables([deleted, idle])
+        written = late.write_deleted(deleted, self._factory.created) if len(deleted) else None
         return replace(found, deleted_keys=written, floor=self._floor)
 
     @property

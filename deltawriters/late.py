@@ -65,19 +65,23 @@ class LateChanges:
             late = late.slice(len(kept))
         self.count += len(late)
 
-    def write_deleted(
-        self, keys: pa.Table, orders: pa.BinaryArray, times: pa.Array, paths: list[str]
-    ) -> tuple[str, int]:
-        """Write a file of deleted keys (`deltawriters.tombstones`).
+    def deleted(self, keys: pa.Table, orders: pa.BinaryArray, times: pa.Array) -> pa.Table:
+        """Deleted keys as a file has them (`deltawriters.tombstones`).
 
-        :param keys: the key columns, at least one row.
+        :param keys: the key columns.
         :param orders: the order values of the deletes.
         :param times: see `deleted_at`.
+        """
+        columns = dict(zip(keys.column_names, key_columns(self._table, keys), strict=True))
+        return pa.table({**columns, tombstones.ORDER_VALUE: orders, tombstones.DELETED_AT: times})
+
+    def write_deleted(self, rows: pa.Table, paths: list[str]) -> tuple[str, int]:
+        """Write a file of deleted keys.
+
+        :param rows: see `deleted`; at least one.
         :param paths: gets the file's path before it is written.
         :return: its name and the number of keys.
         """
-        columns = dict(zip(keys.column_names, key_columns(self._table, keys), strict=True))
-        rows = pa.table({**columns, tombstones.ORDER_VALUE: orders, tombstones.DELETED_AT: times})
         folder, name = tombstones.folder_of(self._table.location), tombstones.name_of(rows, self._index.run_name)
         paths.append(f"{folder}/{name}")
         tombstones.write_tombstones(self._table.io, folder, name, self.order.spec, rows)

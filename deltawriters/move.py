@@ -25,14 +25,13 @@ from deltawriters.keyindex import (
     Entries,
     IndexSlice,
     RunInfo,
-    low_hash,
     write_run,
 )
 from deltawriters.old_rows import DeletedRows
 from deltawriters.ordering import RowOrder
 from deltawriters.parquet import ROW_GROUP_BYTES, joined
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.resolve import indexed, key_columns
+from deltawriters.resolve import indexed, is_current, low_hashes
 from deltawriters.table import FileFactory, TableSpec, UnreadableRowsError
 from deltawriters.vectors import positions_of
 
@@ -195,7 +194,7 @@ class Mover:
                     rows, places = rows.filter(pa.array(has_key)), places[has_key]
                 keys = rows.select(self._key)
                 high = self._hash_keys(_as_spark_types(keys))
-                low = low_hash(key_columns(self._table, keys), self._index.base)
+                low = low_hashes(self._table, self._index, self._key, rows)
                 if touched.by_key:
                     live = self._live_by_index(touched.path, places, high, low)
                     rows, high, low = rows.filter(pa.array(live)), high[live], low[live]
@@ -266,9 +265,10 @@ class Mover:
 
     def _live(self, parts: list["_Part"]) -> Moved:
         """The live rows of some parts of files. Nothing holds the parts afterwards."""
-        keys = pa.concat_tables([part.rows.select(self._key) for part in parts]).combine_chunks()
-        high = self._hash_keys(_as_spark_types(keys))
-        low = low_hash(key_columns(self._table, keys), self._index.base)
+        current = () if self._index.current is None else (self._index.current,)
+        keys = pa.concat_tables([part.rows.select([*self._key, *current]) for part in parts]).combine_chunks()
+        high = self._hash_keys(_as_spark_types(keys.select(self._key)))
+        low, may_supersede = low_hashes(self._table, self._index, self._key, keys), is_current(self._index, keys)
         del keys
         located = self._index.probe(high, low, 0, 2**64)
         number_of = {file.path: number for number, file in enumerate(located.files)}
@@ -277,7 +277,8 @@ class Mover:
         of_part, places = np.repeat(np.arange(len(parts)), lengths), np.concatenate([part.places for part in parts])
         is_own = (located.file == own[of_part[located.query]]) & (located.pos == places[located.query])
         live = np.sort(located.query[is_own])
-        alone = np.bincount(located.query, minlength=len(high)) == 1
+        # the index may remember deletes beside closed versions
+        alone = (np.bincount(located.query, minlength=len(high)) == 1) & may_supersede
         ends = np.cumsum(lengths)
         found = list[pa.Table]()
         for part, mine in zip(parts, np.split(live, np.searchsorted(live, ends[:-1])), strict=True):

@@ -25,6 +25,7 @@ from deltawriters.keyindex import (
     Located,
     RunInfo,
     low_hash,
+    of_versions,
     open_run,
     write_run,
 )
@@ -107,6 +108,37 @@ def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
     return columns
 
 
+def low_hashes(table: TableSpec, index: IndexSlice, key: Sequence[str], rows: pa.Table) -> npt.NDArray[np.uint64]:
+    """The low hashes under which the index has n rows of the table.
+
+    :param rows: has the key columns, and `IndexSlice.current` if there is one.
+    """
+    low = low_hash(key_columns(table, rows.select(key)), index.base)
+    return low if index.current is None else of_versions(low, is_current(index, rows))
+
+
+def is_current(index: IndexSlice, rows: pa.Table) -> npt.NDArray[np.bool_]:
+    """Which rows of a table are no closed versions."""
+    if index.current is None:
+        return np.ones(len(rows), np.bool_)
+    flags = pc.fill_null(storage(rows.column(index.current)), False)
+    return np.asarray(flags.to_numpy(zero_copy_only=False))
+
+
+@dataclass(frozen=True)
+class ClosedVersions:
+    """Closed versions of rows that a commit writes into a table with history.
+
+    :param entries: the index's entries of n versions. The files are those of the task.
+    :param replaced: high and low hashes under which the index has the versions of some keys: all of them are replaced.
+    :param old_rows: these versions' rows, which are to be deleted.
+    """
+
+    entries: Entries
+    replaced: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+    old_rows: Sequence[OldRows]
+
+
 def resolve(
     table: TableSpec,
     index: IndexTask,
@@ -117,6 +149,7 @@ def resolve(
     files: DataFiles,
     order: pa.BinaryArray | None = None,
     deleted_at: npt.NDArray[np.uint32] | None = None,
+    closed: ClosedVersions | None = None,
 ) -> IndexResult:
     """Look up every key of the commit, and write the run that says where the rows of these keys are now.
 
@@ -127,6 +160,7 @@ def resolve(
     :param files: the data files that the task wrote.
     :param order: the order value of each key's last change, if the index has order values.
     :param deleted_at: when each key was deleted, if it was, in seconds since 1970; likewise.
+    :param closed: what the commit writes beside the keys' rows, if the table has history.
     :raises CorruptIndexError: a run of the index is damaged or missing.
     """
     low = low_hash(key_columns(table, keys), index.slice.base)
@@ -146,11 +180,24 @@ def resolve(
         files=tuple(indexed(files.path(number), files.partition(number)) for number in range(len(files))),
         order=order,
     )
+    old_rows = by_file(located.file, located.pos, located.files)
+    if closed is not None:
+        (gone_high, gone_low), gone = closed.replaced, len(closed.replaced[0])
+        superseded = Entries(  # of a key's entries, those before this one stay visible
+            gone_high,
+            gone_low,
+            np.full(gone, TOMBSTONE),
+            np.zeros(gone, np.uint32),
+            (),
+            pa.array([UNKNOWN] * gone, pa.binary()),
+        )
+        entries = Entries.joined([entries, closed.entries, superseded], entries.files)
+        old_rows = _united([*old_rows, *closed.old_rows])
     run = index.run_name
     return IndexResult(
         runs=[write_run(index.slice.io, index.slice.location, run, index.sequence, entries)],
         merged=index.merged_runs(),
-        old_rows=by_file(located.file, located.pos, located.files),
+        old_rows=old_rows,
         inserted=int(np.count_nonzero(live & ~known)),
         updated=int(np.count_nonzero(live & known)),
         deleted=int(np.count_nonzero(known & ~live)),
@@ -180,15 +227,18 @@ def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]
     :param own: the runs that the commit's tasks wrote.
     :param others: runs with all live rows of these files, and with what other sinks have deleted.
     """
-    found: dict[str, list[OldRows]] = {}
+    found = list[OldRows]()
     for info in own.runs:  # one by one, so that memory is bounded by the largest
         run = open_run(own.io, own.location, info)
-        at = others.probe(run.high, run.low, 0, 2**64)
-        if run.order is not None and at.latest is not None and pc.any(pc.less(run.order, at.latest)).as_py():
-            return None
-        for old in by_file(at.file, at.pos, at.files):
-            found.setdefault(old.file.path, []).append(old)
-    return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
+        # closed versions take no other row's place
+        superseding = np.flatnonzero(run.file & SUPERSEDES)
+        at = others.probe(run.high[superseding], run.low[superseding], 0, 2**64)
+        if run.order is not None and at.latest is not None:
+            own_order = run.order.take(pa.array(superseding))
+            if pc.any(pc.less(own_order, at.latest)).as_py():
+                return None
+        found += by_file(at.file, at.pos, at.files)
+    return _united(found)
 
 
 def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldRows]:
@@ -197,14 +247,21 @@ def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldR
     :param moved: the runs that say where the rows are now.
     :param newer: the runs of these commits.
     """
-    found: dict[str, list[OldRows]] = {}
+    found = list[OldRows]()
     for info in moved.runs:  # one by one, so that memory is bounded by the largest
         run = open_run(moved.io, moved.location, info)
         gone = np.flatnonzero(newer.superseded(run.high, run.low))
         at = Located(gone, (run.file[gone] & ~SUPERSEDES).astype(np.int64), run.pos[gone].astype(np.int64), run.files)
-        for old in by_file(at.file, at.pos, at.files):
-            found.setdefault(old.file.path, []).append(old)
-    return [OldRows(rows[0].file, np.concatenate([old.positions for old in rows])) for rows in found.values()]
+        found += by_file(at.file, at.pos, at.files)
+    return _united(found)
+
+
+def _united(rows: Iterable[OldRows]) -> list[OldRows]:
+    """The rows, with each data file once."""
+    found: dict[str, list[OldRows]] = {}
+    for old in rows:
+        found.setdefault(old.file.path, []).append(old)
+    return [OldRows(parts[0].file, np.concatenate([old.positions for old in parts])) for parts in found.values()]
 
 
 def delete_rows(table: TableSpec, task: TaskId, rows: Iterable[OldRows], scratch: Scratch) -> list[ContentFile]:

@@ -26,6 +26,7 @@ import pyarrow as pa
 from changelog.amounts import amount
 from changelog.rows import HASH, KIND, ORDER, RowKind, SoftDelete, sets_row
 from changelog.shown_values import shown
+from changelog.versions import VersionColumns
 from deltawriters import arrow_types
 from deltawriters.arrow_types import as_table_types, storage
 from deltawriters.collapse import Collapsed, Ints, collapse, dense_ids, order_rank, ranked, settle, tied_rows
@@ -66,6 +67,8 @@ class DeltaOptions:
     :param keeps_late: late changes become dead letters.
     :param soft_delete: removals mark rows as deleted. The table has a key index.
     :param ignores_removals: removals are only counted.
+    :param applies_late: they are applied, though the index has order values.
+    :param history: the columns of versions, if the table has history.
     :param show_values: errors and reasons may quote values of rows. Else they have types and lengths.
     """
 
@@ -81,6 +84,8 @@ class DeltaOptions:
     keeps_late: bool = False
     soft_delete: SoftDelete | None = None
     ignores_removals: bool = False
+    applies_late: bool = False
+    history: VersionColumns | None = None
     show_values: bool = True
 
 

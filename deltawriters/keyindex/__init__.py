@@ -38,7 +38,7 @@ The committer records which runs and dead files belong to which table snapshot. 
 `CorruptIndexError`; then the caller builds the index again from the table.
 """
 
-from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, random_base
+from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, of_versions, random_base
 from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
     DELETED_BEFORE,
@@ -70,6 +70,7 @@ __all__ = [
     "RunInfo",
     "high_hash",
     "low_hash",
+    "of_versions",
     "open_run",
     "plan_merge",
     "random_base",

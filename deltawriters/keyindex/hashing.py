@@ -49,6 +49,19 @@ class _Base(NamedTuple):
         return cls(np.uint64(base >> 32), np.uint64(base & 0xFFFFFFFF), np.uint64(8 * (base >> 32)))
 
 
+_CLOSED = np.uint64(0x9E3779B97F4A7C15)
+
+
+def of_versions(low: Hashes, is_current: npt.NDArray[np.bool_]) -> Hashes:
+    """The low hashes under which an index with history has rows: closed versions of a key have another one than its
+    current row. So they are found apart, and neither takes the other's place.
+
+    :param low: low hashes of the keys of n rows.
+    :param is_current: n flags.
+    """
+    return low ^ np.where(is_current, np.uint64(0), _CLOSED)
+
+
 def random_base() -> int:
     """A base for a new index."""
     return secrets.randbelow(PRIME)

@@ -48,6 +48,8 @@ class Located:
 
     :param latest: for each probed key, the highest order value of its rows, or that with which it was deleted;
         `UNKNOWN` if the index knows neither. None if the index has no order values.
+    :param deletes: numbers of probed keys, and the order values with which they were deleted: all that no newer entry
+        hides.
     """
 
     query: Ints
@@ -55,6 +57,7 @@ class Located:
     pos: Ints
     files: Sequence[IndexedFile]
     latest: pa.BinaryArray | None = None
+    deletes: tuple[Ints, pa.BinaryArray] = (np.empty(0, np.int64), pa.array([], pa.binary()))
 
 
 @dataclass(frozen=True)
@@ -69,7 +72,8 @@ class IndexSlice:
 
     `order` names the columns of the order values, if the index has these. A change below `floor` is late, whatever its
     key: the source has emptied its table since. Tombstones of keys that were deleted before `horizon`, in seconds since
-    1970, say nothing of the order.
+    1970, say nothing of the order. In a table with history, `current` names the column that is true in current rows,
+    and the index has closed versions under hashes of their own (`of_versions`).
     """
 
     location: str
@@ -80,6 +84,7 @@ class IndexSlice:
     drop_tombstones: bool = False
     base: int = BASE
     order: OrderColumns | None = None
+    current: str | None = None
     floor: bytes = UNKNOWN
     horizon: int = _NEVER
 
@@ -111,6 +116,7 @@ class IndexSlice:
         files: list[IndexedFile] = []
         found = [(none, none, none)]
         orders, ordered = list[pa.BinaryArray](), [none]
+        deletes = [(none, pa.array([], pa.binary()))]
         pending = np.arange(len(high))
         for info in sorted(self.runs, key=lambda run: -run.sequence):
             start = int(np.searchsorted(high[pending], np.uint64(info.first)))
@@ -135,6 +141,7 @@ class IndexSlice:
                 telling = np.concatenate([row, deleted])
                 orders.append(run.order.take(pa.array(at[telling])))
                 ordered.append(by_high[query[telling]])
+                deletes.append((ordered[-1][len(row) :], orders[-1].slice(len(row))))
             done = np.zeros(len(high), np.bool_)
             done[query[supersedes]] = True
             pending = pending[~done[pending]]
@@ -143,7 +150,8 @@ class IndexSlice:
         if self.order is not None:
             parts = [pa.array([], pa.binary()), *orders]
             newest = latest(pa.concat_arrays(parts), np.concatenate(ordered), len(high), self.floor)
-        return Located(query, number, pos, files, newest)
+        gone, gone_orders = zip(*deletes, strict=True)
+        return Located(query, number, pos, files, newest, (np.concatenate(gone), pa.concat_arrays(gone_orders)))
 
     def superseded(self, high: Hashes, low: Hashes) -> Flags:
         """Whether entries of these runs take the place of all older entries of the keys (high[i], low[i]): the key was

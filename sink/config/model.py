@@ -25,6 +25,7 @@ from sink.config.options import (
 from sink.config.sections import (
     GROUP_REFERENCE,
     IndexSection,
+    PartitionField,
     SinkSection,
     SourceSection,
     TableSection,
@@ -191,11 +192,12 @@ class Config(Section):
                 f"deletes. Write deletes: {can.deletes[0]}, or leave it out",
                 *("tables", number, "deletes"),
             )
-        for place, field in enumerate(table.partition_fields):
+        for place, text in enumerate(table.partition_by):
+            field = PartitionField.parse(text)
             if field.transform not in can.transforms:
                 instead = f", or cluster_by: [{field.column}] instead of partition_by" * (can.clustering_columns > 0)
                 raise MisplacedError(
-                    f"got {table.partition_by[place]!r}, expected a plain column: {where}, which has no "
+                    f"got {text!r}, expected a plain column: {where}, which has no "
                     f"{field.transform}(…). Write a column whose values are the partitions{instead}",
                     *("tables", number, "partition_by", place),
                 )
@@ -206,9 +208,10 @@ class Config(Section):
                 else f"got [{', '.join(table.cluster_by)}], but {where}, which has no clustering. Write partition_by",
                 *("tables", number, "cluster_by"),
             )
-        if table.cluster_by and table.partition_by:
+        if table.cluster_by and table.partition_fields:
             raise MisplacedError(
-                f"a table of {can.name} can't have both cluster_by and partition_by. Leave out one of them",
+                f"a table of {can.name} can't have both cluster_by and partition_by (which "
+                "history has by itself). Leave out one of them",
                 *("tables", number, "cluster_by"),
             )
         for name in table.columns or {}:

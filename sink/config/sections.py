@@ -414,6 +414,35 @@ NO_SHARD = "none"
 """`shard` of a table to which the same key of several topics is the same row."""
 
 
+class HistorySection(Section):
+    """`history:` the table keeps the versions of each row (slowly changing dimension, type 2).
+
+    :param start: `from:` the column with the time from which a version holds.
+    :param end: `to:` the column with the time from which it no longer holds; NULL in the current version.
+    :param current: the column that is true in the current version. The table is partitioned by it.
+    :param track: the columns whose changes make another version.
+    :param ignore: `except:` with `track: all`, the columns whose changes don't.
+    """
+
+    start: str = Field(default="valid_from", alias="from")
+    end: str = Field(default="valid_to", alias="to")
+    current: str = "is_current"
+    track: Literal["all"] | Columns = "all"
+    ignore: list[str] = Field(default_factory=list, alias="except")
+
+    @property
+    def columns(self) -> tuple[str, str, str]:
+        return self.start, self.end, self.current
+
+    @model_validator(mode="after")
+    def _names_fit(self) -> Self:
+        if len({name.lower() for name in self.columns}) < 3:
+            raise ValueError("from, to and current are three columns. Give each a name of its own")
+        if self.ignore and self.track != "all":
+            raise MisplacedError("track names the columns already. Leave one of them out", "except")
+        return self
+
+
 class TableSection(Section):
     """One entry of `tables:`: a changelog and the table that mirrors it.
 
@@ -438,6 +467,7 @@ class TableSection(Section):
         it.
     :param soft_delete: a delete marks the row, and removes nothing.
     :param source_deletes: what a delete of the source does. `ignore`: the table keeps the row as it is.
+    :param history: the table keeps all versions of its rows.
     """
 
     model_config = ConfigDict(populate_by_name=True)
@@ -461,6 +491,7 @@ class TableSection(Section):
     order_column: str = "_order"
     soft_delete: SoftDeleteSection | None = None
     source_deletes: Literal["apply", "ignore"] = "apply"
+    history: HistorySection | None = None
     mode: Literal["upsert", "changelog", "append"] = "upsert"
     deletes: Literal["position", "equality", "copy-on-write"] = "position"
     unavailable: Literal["keep", "reject"] | None = None
@@ -546,6 +577,13 @@ class TableSection(Section):
             )
         return self
 
+    @model_validator(mode="before")
+    @classmethod
+    def _history_has_times(cls, value: Any) -> Any:
+        if isinstance(value, dict) and value.get("history") is not None and not value.get("order_by"):
+            return {**value, "order_by": ["_ts"]}
+        return value
+
     @field_validator("target")
     @classmethod
     def _target(cls, value: str) -> str:
@@ -599,7 +637,14 @@ class TableSection(Section):
 
     @property
     def partition_fields(self) -> list[PartitionField]:
-        return [PartitionField.parse(text) for text in self.partition_by]
+        """Current rows and closed versions are in partitions of their own, so that readers of either skip the other."""
+        current = [] if self.history is None else [self.history.current]
+        return [PartitionField.parse(text) for text in dict.fromkeys([*current, *self.partition_by])]
+
+    @property
+    def stores_order(self) -> bool:
+        """Whether the table has the order values of its rows."""
+        return self.late != "apply" or self.history is not None
 
     @property
     def order_columns(self) -> list[OrderColumn]:
@@ -682,10 +727,11 @@ class TableSection(Section):
 
     @model_validator(mode="after")
     def _late_fits(self) -> Self:
-        if self.late == "apply":
+        if not self.stores_order:
             if self.tombstones is not None:
                 raise MisplacedError(
-                    "it is for late: drop and late: dead-letter. Write one of them too, or leave it out", "tombstones"
+                    "it is for late: drop, late: dead-letter and history. Write one of them too, or leave it out",
+                    "tombstones",
                 )
             return self
         why = None
@@ -695,8 +741,10 @@ class TableSection(Section):
             why = "with deletes: equality nothing tells what the table holds. Write deletes: position or copy-on-write"
         elif not self.order_by:
             why = "nothing says which changes are late. Write order_by, with fields that say when a row was changed"
-        if why is not None:
+        if why is not None and self.late != "apply":
             raise MisplacedError(f"table {self.target}: got {self.late}, but {why}, or late: apply", "late")
+        if why is not None:
+            raise MisplacedError(f"table {self.target}: got history, but {why}, or leave history out", "history")
         return self
 
     @property
@@ -722,6 +770,8 @@ class TableSection(Section):
             why = "with deletes: equality nothing finds the row. Write deletes: position or copy-on-write"
         elif self.soft_delete is not None and self.source_deletes == "ignore":
             why = "with source_deletes: ignore no row is deleted. Keep one of the two"
+        elif self.soft_delete is not None and self.history is not None:
+            why = "history closes the row of a deleted key. Keep one of the two"
         elif self.source_deletes == "ignore" and self.where is not None:
             why = "where removes the rows that it isn't true for any more. Leave where out"
         elif self.truncate == "apply":
@@ -754,14 +804,20 @@ class TableSection(Section):
 
         :param columns: the other columns of the table.
         """
-        if self.late == "apply":
+        if not self.stores_order:
             return {}
         fields = {(column.source or name): name for name, column in (self.columns or {}).items() if column.stored}
-        names = [order.name for order in self.order_columns if order.name not in columns and order.name not in fields]
+        known = {*columns, *fields}
+        names = [order.name for order in self.order_columns if order.name not in known]
         return {
             name: self.order_column if number == 1 else f"{self.order_column}_{number}"
             for number, name in enumerate(names, 1)
         }
+
+    @property
+    def version_columns(self) -> tuple[str, ...]:
+        """The columns by which a row is a version."""
+        return () if self.history is None else self.history.columns
 
     def may_hold_order(self, column: str) -> bool:
         """Whether a column may be left from a time with `late: drop`, by its name."""
@@ -820,7 +876,7 @@ class TableSection(Section):
             self.check_key(key, "keys", name)
         if self.columns is not None:
             stored = self._stored
-            for field in self.partition_fields:
+            for field in map(PartitionField.parse, self.partition_by):
                 if field.column not in stored:
                     raise MisplacedError(
                         f"partition_by names {field.column!r}, which is not in columns"

@@ -226,8 +226,9 @@ class SparkWriter:
         return min(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), RANGES)
 
     def _combine(self) -> Combine | None:
-        """How changes of the same key are combined. None in mode changelog, where a key's first change matters too."""
-        if self._plan.section.mode != "upsert":
+        """How changes of the same key are combined. None where the others matter
+        too: in mode changelog and for tables with history."""
+        if self._plan.section.mode != "upsert" or self._plan.section.history is not None:
             return None
         columns, section = tuple(column.name for column in self._plan.columns), self._plan.section
         return Combine(tuple(section.key), columns, self._left_out, BUFFER_BYTES, section.keeps_deleted)

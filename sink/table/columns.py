@@ -39,6 +39,7 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
                 "column. Name another one, or name the field in exclude."
             )
         fields.append(mark)
+    fields += version_fields(table, fields, path)
     advice = "" if table.columns is not None else " (columns: say the types of all columns)"
     found = {field.name: field.dataType for field in fields}
     for name in table.key:
@@ -73,6 +74,40 @@ def added_order_fields(table: TableSection, columns: Collection[str], path: str)
             dtype = order_type(order, field_type(table, order.name, path), f"{path}.order_by[{number}]")
             fields.append(T.StructField(added[order.name], dtype))
     return fields
+
+
+def version_fields(table: TableSection, fields: Collection[T.StructField], path: str) -> list[T.StructField]:
+    """The columns of versions, if the table has history.
+
+    :param fields: the table's other columns.
+    :raises ConfigError: one of these has such a name, or the first order value is no time or number.
+    """
+    if table.history is None:
+        return []
+    known = {field.name.lower(): field.name for field in fields}
+    for name in table.history.columns:
+        if name.lower() in known:
+            raise ConfigError(
+                f"{path}.history: got {name}, and the rows have a column {known[name.lower()]}. Name another column "
+                "(from, to, current)."
+            )
+    order = table.order_columns[0]
+    column = next((field.dataType for field in fields if field.name == order.name), None)
+    dtype = order_type(order, column or field_type(table, order.name, path), f"{path}.order_by[0]")
+    check_version_time(order, dtype, path)
+    start, end, current = table.history.columns
+    return [T.StructField(start, dtype), T.StructField(end, dtype), T.StructField(current, T.BooleanType())]
+
+
+def check_version_time(order: OrderColumn, dtype: T.DataType, path: str) -> None:
+    """:raises ConfigError: versions can't hold from one such order value to the next."""
+    if order.descending or not isinstance(dtype, T.IntegralType | T.DateType | T.TimestampType | T.TimestampNTZType):
+        raise ConfigError(
+            f"{path}.order_by[0]: got {order.name}{' desc' * order.descending} of type {dtype.simpleString()}, and "
+            "with history a version holds from its first order value on; expected a timestamp, a date or a whole "
+            "number, ascending. Write such a field first, or leave order_by out: then it is _ts, the time of the "
+            "change at the source."
+        )
 
 
 def field_type(table: TableSection, name: str, path: str) -> T.DataType | None:

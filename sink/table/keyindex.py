@@ -36,6 +36,7 @@ from deltawriters.keyindex import (
     IndexSlice,
     RunInfo,
     low_hash,
+    of_versions,
     plan_merge,
     run_files,
     write_run,
@@ -207,6 +208,8 @@ class KeyIndex:
         keys = self._table.key_encoding(self._plan.section.key, None if bucket is None else bucket.count)
         if self._late is not None:
             keys += f"; order {self._late.columns.spec}"
+        if self._empty_slice.current is not None:
+            keys += f"; closed versions where {self._empty_slice.current} isn't true"
         place, self._place = self._place, self._table.spec.location
         if self._version is not None and not (self._version.is_encoded(keys) and place == self._place):
             self._version = None
@@ -244,7 +247,9 @@ class KeyIndex:
     @property
     def _empty_slice(self) -> IndexSlice:
         order = None if self._late is None else self._late.columns
-        return IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, order=order)
+        history = self._plan.changelog.history
+        current = None if history is None else history.current
+        return IndexSlice(f"{self._location}/runs", self._folder.io_properties, (), {}, order=order, current=current)
 
     @property
     def _pinned_at(self) -> int:
@@ -297,6 +302,8 @@ class KeyIndex:
             return None  # changes that weren't late are late now
         if refused.truncates:
             return refused.meanwhile
+        if rows and self._empty_slice.current is not None:
+            return None  # the keys' rows aren't those from which their versions were made
         read = {path for result in results for path in result.completed_from}
         if read & (changes.removed | {file.path for file in changes.files}):
             return None  # partial rows may have been completed from what others have changed now
@@ -709,6 +716,9 @@ class KeyIndex:
                 files=(),
                 order=storage(rows.column(tombstones.ORDER_VALUE)),
             )
+            if self._empty_slice.current is not None:  # late changes may come before each of them
+                of_closed = replace(entries, low=of_versions(entries.low, np.zeros(len(rows), np.bool_)))
+                entries = Entries.joined([entries, of_closed], ())
             sequence = version.sequence + 1
             run = write_run(self._io, f"{self._location}/runs", f"{uuid4().hex}-deleted", sequence, entries)
             version = replace(version, sequence=sequence, runs=(*version.runs, run))

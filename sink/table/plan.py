@@ -3,7 +3,7 @@
 import json
 import logging
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
@@ -18,6 +18,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.defaults import default_of
 from changelog.values.encoded import MAYBE_BASE64
 from changelog.values.readings import DECIMALS
+from changelog.versions import VersionColumns
 from deltawriters.order_values import OrderColumns
 from deltawriters.ordering import RowOrder
 from sink.config import Config, TableSection
@@ -33,6 +34,7 @@ from sink.spark.versions import parse_ddl
 from sink.table.columns import (
     added_order_fields,
     check_ordered,
+    check_version_time,
     column_type,
     held_order,
     mark_fields,
@@ -177,7 +179,7 @@ def _missing_order(table: TableView, section: TableSection, path: str) -> list[T
 
     :raises TableError: the table has such a column, but with the values of another field.
     """
-    if section.late == "apply":
+    if not section.stores_order:
         return []
     known = {column.name for column in table.columns()}
     fields = added_order_fields(section, known, path)
@@ -214,7 +216,7 @@ def _missing_marks(table: TableView, section: TableSection, path: str) -> list[T
 
 def _add_own_columns(config: Config, table: Table, section: TableSection, path: str) -> None:
     """Add the columns that the sink itself sets."""
-    if section.late != "apply" or section.marks:
+    if section.stores_order or section.marks:
         table.check_writable(copies=section.copies)  # before its columns are looked at
     missing, marks = _missing_order(table, section, path), _missing_marks(table, section, path)
     if missing:
@@ -448,21 +450,23 @@ def _plan(
     computed = []
     # the table may have them already, so a name among its columns doesn't mean that messages have it as a field
     added = section.added_order_columns([column.name for column in columns])
+    own = {*section.metadata, *section.marks, *added.values(), *section.version_columns}
     for column in columns:
         origin = named.get(column.name)
         if origin is not None and origin.expression is not None:
             computed.append((column.name, origin.expression))
         elif column.name in section.metadata and column.name in section.key:
             decoded.append(replace(column, source=column.name))
-        elif column.name not in (*section.metadata, *section.marks, *added.values()):
+        elif column.name not in own:
             decoded.append(replace(column, source=origin.source if origin else None))
     for name, origin in named.items():
         if not origin.stored:
             decoded.append(ColumnSpec(name, parse_type(origin.type, f"{path}.columns.{name}"), source=origin.source))
-    derived = {*section.metadata, *section.marks, *added.values(), *(name for name, _ in computed)} - set(section.key)
+    derived = {*own, *(name for name, _ in computed)} - set(section.key)
     kept = tuple(name for name in sources if name not in derived)
     spec = _changelog(config, section, path, tuple(decoded), kept, added)
     spec = replace(spec, excluded=spec.excluded | {column.name for column in columns})
+    spec = replace(spec, history=_versions(section, columns, spec.order_by, path))
     try:
         formats.find(config.source.format)(spec.of_messages)
     except BadOptionError as error:
@@ -498,7 +502,7 @@ def _late_order(section: TableSection, spec: ChangelogSpec, path: str) -> LateOr
 
     :raises ConfigError: a column doesn't hold the order value as the message has it.
     """
-    if section.late == "apply":
+    if not section.stores_order:
         return None
     by_field = {column.field: column for column in spec.columns}
     names, texts, descending = [], [], []
@@ -581,7 +585,7 @@ def _changelog(
 def _soft_delete(section: TableSection, columns: tuple[ColumnSpec, ...], added: Mapping[str, str]) -> SoftDelete | None:
     if section.soft_delete is None:
         return None
-    held = {} if section.late == "apply" else {column.field: column.name for column in columns} | dict(added)
+    held = {} if not section.stores_order else {column.field: column.name for column in columns} | dict(added)
     names = [order.name for order in section.order_columns]
     order = {number: held[name] for number, name in enumerate(names) if name in held}
     return SoftDelete(section.soft_delete.column, section.soft_delete.at, order)
@@ -597,6 +601,34 @@ def _taken_elsewhere(config: Config, section: TableSection) -> tuple[str, ...]:
     )
 
 
+def _versions(
+    section: TableSection, columns: Sequence[ColumnSpec], order_by: Sequence[tuple[str, T.DataType]], path: str
+) -> VersionColumns | None:
+    """:raises ConfigError: the configuration names columns that aren't there."""
+    history = section.history
+    if history is None:
+        return None
+    check_version_time(section.order_columns[0], order_by[0][1], path)
+    names, time = {column.name: column.type for column in columns}, order_by[0][1]
+    for name, dtype in zip(history.columns, (time, time, T.BooleanType()), strict=True):
+        if names.get(name) != dtype:
+            found = "no such column" if name not in names else names[name].simpleString()
+            raise TableError(
+                f"{section.target}: history needs a column {name} of type {dtype.simpleString()}, and it has {found}. "
+                "A table can't get history later: let the sink create another one, or create one with these columns "
+                f"and partition it by {history.current}."
+            )
+    for key, listed in (("track", () if history.track == "all" else history.track), ("except", history.ignore)):
+        for name in listed:
+            if name not in names:
+                raise ConfigError(
+                    f"{path}.history.{key}: there is no column {name!r}{did_you_mean(name, names)}. The columns are: "
+                    f"{', '.join(sorted(names))}."
+                )
+    tracked = None if history.track == "all" else tuple(history.track)
+    return VersionColumns(*history.columns, tracked, (*history.ignore, *section.metadata))
+
+
 def truncate_refused(section: TableSection, position: Position | None) -> str:
     """Why a TRUNCATE of the source can't be applied to a table: the reason of a bad record. Empty if it can.
 
@@ -608,6 +640,8 @@ def truncate_refused(section: TableSection, position: Position | None) -> str:
     if section.keeps_deleted:
         what = "source_deletes is ignore" if section.soft_delete is None else "with soft_delete a row stays"
         return f"TRUNCATE: {what}, and this would remove all of them; {by_hand}, if it should"
+    if section.history is not None:
+        return "TRUNCATE: the table has history, and closing all its rows isn't possible yet; delete them at the source"
     if section.truncate == "reject":
         return f"TRUNCATE: truncate is reject; {by_hand}, or set truncate: apply"
     if section.many_topics:

@@ -49,6 +49,8 @@ class TaskPlans:
                 keeps_late=section.late == "dead-letter" and not begun.purges,
                 soft_delete=None if begun.purges else self._plan.changelog.soft_delete,
                 ignores_removals=section.source_deletes == "ignore",
+                applies_late=section.late == "apply",
+                history=self._plan.changelog.history,
                 show_values=self._config.sink.show_values,
                 # the same row in two files differs in `_source`, which isn't a contradiction
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),

@@ -79,11 +79,14 @@ class LatePlayer(Player):
 
     def _deleted_before(self, end: int) -> dict[Key, int]:
         """The order values of keys that are deleted before the micro-batch that ends there. It adds its own."""
-        snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
-        while int(snapshot.sink["position"]["offset"]) != end:
-            snapshot = next(s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
+        snapshot = self._snapshot_at(end)
         deleted = self.deleted[snapshot.id] = dict(self.deleted[snapshot.parent])
         return deleted
+
+    def _snapshot_at(self, end: int) -> Snapshot:
+        """The next snapshot of the sink, which reaches this offset."""
+        snapshots = (s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
+        return next(s for s in snapshots if int(s.sink["position"]["offset"]) == end)
 
     def _applied(
         self, content: Content, start: int, end: int, refused: Collection[int], *, came_late: bool = False

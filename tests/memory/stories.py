@@ -480,16 +480,13 @@ class Player:
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
-        self.config = _config(
-            story.key,
-            story.mode,
-            story.deletes,
-            story.order,
-            merges=story.merges != "never",
-            late=story.late,
-            soft=story.soft,
-        )
+        self.config = self.configured()
         self.store.on_add = lambda snapshot: self.kept.update({snapshot.id: frozenset(self.offsets())})
+
+    def configured(self) -> tuple[Config, ResolvedTable]:
+        story = self.story
+        merges, late = story.merges != "never", "drop" if story.late else "apply"
+        return _config(story.key, story.mode, story.deletes, story.order, merges=merges, late=late, soft=story.soft)
 
     def play(self) -> None:
         warnings = Warnings()
@@ -783,7 +780,7 @@ class Player:
 
     def _write(self, files: dict[str, MemoryFile], rows: list[Row]) -> None:
         """Write rows as another writer does: a file for each partition, ordered by nothing."""
-        place = None if self.story.partitioned_by is None else SCHEMA.names.index(self.story.partitioned_by)
+        place = None if self.story.partitioned_by is None else self.schema.names.index(self.story.partitioned_by)
         by_partition: dict[str, list[Row]] = {}
         for row in rows:
             text = "{}" if place is None else json.dumps({self.story.partitioned_by: row[place]})
@@ -919,7 +916,7 @@ class Player:
 
     def _check_partition(self, file: MemoryFile) -> None:
         for name, value in json.loads(file.partition).items():
-            place = SCHEMA.names.index(name)
+            place = self.schema.names.index(name)
             assert all(row[place] == value for row in self.rows_in(file.path)), file
 
     def _check_no_orphans(self) -> None:
@@ -944,7 +941,15 @@ def _error(step: str) -> Exception:
 
 @cache
 def _config(
-    key: tuple[str, ...], mode: str, deletes: str, order: str, *, merges: bool, late: bool, soft: bool
+    key: tuple[str, ...],
+    mode: str,
+    deletes: str,
+    order: str,
+    *,
+    merges: bool,
+    late: str,
+    soft: bool = False,
+    tracked: str | None = None,
 ) -> tuple[Config, ResolvedTable]:
     table: dict[str, Any] = {
         "source": "/nowhere/t",
@@ -954,10 +959,12 @@ def _config(
         "mode": mode,
         "deletes": deletes,
         "merge_small_files": merges,
-        "late": "drop" if late else "apply",
+        "late": late,
     }
     if soft:
         table["soft_delete"] = SOFT_DELETE
+    if tracked is not None:
+        table["history"] = {"track": tracked.split()}
     if order != "none":
         table["maintenance"] = {"rewrite": {order: ["region", "value"]}}
     config = Config.model_validate(

@@ -9,8 +9,8 @@ import pyarrow as pa
 
 from changelog.rows import HASH
 from deltawriters import TableSpec
-from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice, RunInfo, low_hash, write_run
-from deltawriters.resolve import key_columns
+from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice, RunInfo, write_run
+from deltawriters.resolve import low_hashes
 from sink.routing import KeyHash
 from sink.spark.exchange import Step, packed
 from sink.spark.tasks.worker import forget_archives, results, this_task
@@ -32,7 +32,8 @@ def index_entries(
 
     :param path_hashes: hashes of the paths of the data files that are read.
     :param index: the index to write to.
-    :param batches: the key columns, the index's order columns, `INDEX_FILE` (the path's hash) and `INDEX_POS`.
+    :param batches: the key columns, the index's order columns and `current`, `INDEX_FILE` (the path's hash) and
+        `INDEX_POS`.
     :return: `_rowdelta_hash` (int64), `_LOW` (uint64), `INDEX_FILE` (the file's number, uint32), `INDEX_POS` (uint32),
         and `_ORDER` (binary) if the index has order values.
     """
@@ -46,7 +47,7 @@ def index_entries(
             raise ValueError("a row is of none of the files that are read")
         columns = {
             HASH: pa.array(hash_keys(keys).view(np.int64)),
-            _LOW: pa.array(low_hash(key_columns(table, pa.Table.from_batches([keys])), index.base)),
+            _LOW: pa.array(low_hashes(table, index, hash_keys.key, pa.Table.from_batches([batch]))),
             INDEX_FILE: pa.array(order[places]),
             INDEX_POS: batch.column(INDEX_POS).cast(pa.uint32()),
         }

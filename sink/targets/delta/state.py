@@ -201,7 +201,7 @@ class DeltaState(Table):
     def check_fits(self, section: "TableSection") -> None:
         partitioned = self._snapshot.metadata.partition_columns
         wanted = [field.column for field in section.partition_fields]
-        if wanted and list(partitioned) != wanted:
+        if list(partitioned) != wanted if section.partition_by else not {*wanted} <= {*partitioned}:
             raise TableError(
                 f"{self.name} exists, and its partitioning ({', '.join(partitioned) or 'not partitioned'}) differs "
                 "from partition_by. Correct partition_by, or leave it out: Delta Lake can't change it, only build the "

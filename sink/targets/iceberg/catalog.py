@@ -69,7 +69,8 @@ class IcebergCatalogs:
         :raises ConfigError: see `partition_spec`.
         """
         spec = self.partition_spec(columns, section.partition_fields, path)
-        return self.create_table(section.target, columns, section.key, properties, spec)
+        identifiers = section.key if section.history is None else []  # each version of a row has its key
+        return self.create_table(section.target, columns, identifiers, properties, spec)
 
     def create_log(self, name: str, columns: T.StructType, properties: Mapping[str, str], writer: str) -> IcebergTable:
         # When several writers commit at the same time, Iceberg tells their files apart by the bounds of the column. By
@@ -77,7 +78,7 @@ class IcebergCatalogs:
         return self.create_table(name, columns, [], {**properties, f"write.metadata.metrics.column.{writer}": "full"})
 
     def check_new(self, section: TableSection, columns: T.StructType, path: str) -> None:
-        if section.partition_by:
+        if section.partition_fields:
             self.partition_spec(columns, section.partition_fields, path)
 
     def create_table(

@@ -183,14 +183,12 @@ class IcebergState(TableView):
                     f"{section.target} is partitioned by {schema.find_column_name(field.source_id)}, which is "
                     f"floating-point. {NO_FLOATS}"
                 )
-        if not section.partition_by:
-            return
         actual = [(str(f.transform), schema.find_column_name(f.source_id)) for f in fields]
         wanted = [
             (f.transform if f.parameter is None else f"{f.transform}[{f.parameter}]", f.column)
             for f in section.partition_fields
         ]
-        if sorted(actual) != sorted(wanted):
+        if sorted(actual) != sorted(wanted) if section.partition_by else not {*wanted} <= {*actual}:
             shown = ", ".join(_in_sql(*field) for field in actual) or "not partitioned"
             changes = [("DROP", field) for field in actual if field not in wanted]
             changes += [("ADD", field) for field in wanted if field not in actual]

@@ -1,0 +1,414 @@
+"""Versions of rows in a table with history (slowly changing dimension, type 2).
+
+Each key has at most one current row, and any number of closed versions of it. A version holds from the order value of
+the change that opened it until that of the change that closed it. A change of a tracked column closes the current row
+and opens another one; a change of other columns is written into the current row; a delete closes it.
+
+The old row is read at its position, by the key index. The task lays the versions that a key has and its changes in one
+sequence of events and reads the new versions off it, for all keys at once. A late change takes part in the same way:
+then the key's closed versions are read too, and all of them are written again.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+import pyarrow as pa
+import pyarrow.compute as pc
+
+from changelog.order_values import encoded, first_of
+from changelog.rows import (
+    BAD,
+    HASH,
+    KIND,
+    MOVED,
+    MOVED_SEPARATOR,
+    ORDER,
+    PREFIX,
+    UNAVAILABLE,
+    BadRecord,
+    RowKind,
+    sets_row,
+    unavailable_columns,
+)
+from changelog.versions import VersionColumns
+from deltawriters import tombstones
+from deltawriters.arrow_types import as_table_types, storage
+from deltawriters.collapse import Ints, dense_ids, order_rank
+from deltawriters.content import OldRows, by_file
+from deltawriters.keyindex import DELETED_BEFORE, Entries, Located, low_hash, of_versions
+from deltawriters.late import deleted_at
+from deltawriters.moves import Settled, are_about_others
+from deltawriters.order_values import OrderColumns
+from deltawriters.partial import Completed, as_letters
+from deltawriters.partitioning import PartitionedWriter
+from deltawriters.resolve import ClosedVersions, IndexTask, key_columns, low_hashes
+from deltawriters.rowhash import row_hash
+from deltawriters.table import TableSpec, UnreadableRowsError
+from deltawriters.whole_changes import kinds_of, order_of
+
+_KEY, _CHANGE, _ORDER = f"{PREFIX}event_key", f"{PREFIX}event_change", f"{PREFIX}event_order"
+"""Columns of events: the number of the key; that of the change, or -1 if the table tells the event; and the encoded
+order value.
+"""
+_LAST = np.iinfo(np.int64).max
+
+Flags = npt.NDArray[np.bool_]
+
+
+@dataclass(frozen=True)
+class Versions:
+    """What becomes of a task's changes.
+
+    :param changes: a changelog row for each key that has changes: its current row, or a -D if it has none.
+    :param closed: closed versions, with the table's columns and `_rowdelta_hash`.
+    :param replaced: high and low hashes under which the index has closed versions of keys with late changes.
+    :param old_rows: rows of these versions.
+    :param deletes: deletes that closed no version; late changes may come before them. The key columns,
+        `_rowdelta_hash`, and the columns of `deltawriters.tombstones`.
+    """
+
+    changes: pa.Table
+    closed: pa.Table
+    replaced: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+    old_rows: Sequence[OldRows]
+    deletes: pa.Table
+    completed: Completed
+    moves: Settled
+
+
+class History:
+    """Makes versions of a task's changes.
+
+    :param names: the table's columns that make a row a version.
+    :param key: names of the key columns.
+    :param order: the table's columns with the order values of rows.
+    """
+
+    def __init__(self, table: TableSpec, names: VersionColumns, key: Sequence[str], order: OrderColumns) -> None:
+        self._table = table
+        self._names = names
+        self._key = list(key)
+        self._order = order
+        own = {*names.names, *names.untracked, *order.columns}
+        tracked = names.tracked or tuple(name for name in table.arrow_schema.names if name not in own)
+        self._tracked = [name for name in tracked if name not in self._key]
+
+    def versions(self, kept: Sequence[pa.RecordBatch], index: IndexTask) -> Versions:
+        """:param kept: n changes, at least one, in any order.
+        :raises CorruptIndexError: a run of the index is damaged or missing.
+        :raises UnreadableRowsError: a row of the table can't be read.
+        """
+        changes = pa.Table.from_batches(kept)
+        records = changes.column(BAD) if BAD in changes.column_names else None
+        changes = changes.drop_columns([] if records is None else [BAD]).combine_chunks()
+        ids, count = dense_ids([storage(changes.column(name)) for name in self._key])
+        first = np.full(count, len(ids))
+        np.minimum.at(first, ids, np.arange(len(ids)))
+        keys = changes.take(pa.array(first)).select([*self._key, HASH])
+        high = storage(keys.column(HASH)).to_numpy().view(np.uint64)
+        low = low_hash(key_columns(self._table, keys.select(self._key)), index.slice.base)
+        current = index.slice.probe(high, low, index.first, index.last)
+        assert current.latest is not None
+        orders = self._order.of_changes(changes)
+        late = np.unique(ids[np.asarray(pc.less(orders, current.latest.take(pa.array(ids))))])
+        closed_low = of_versions(low[late], np.zeros(len(late), np.bool_))
+        closed = index.slice.probe(high[late], closed_low, index.first, index.last)
+
+        rows, of_key = self._read(current, np.arange(count))
+        older, of_older = self._read(closed, late)
+        deleted = np.setdiff1d(late, of_key)
+        told = [
+            self._events_of(pa.concat_tables([rows, older]), np.concatenate([of_key, of_older]), late),
+            self._deletes(deleted, current.latest.take(pa.array(deleted))),
+            self._deletes(late[closed.deletes[0]], closed.deletes[1]),
+        ]
+        events = self._in_sequence(changes, ids, orders, told, late)
+        hashes = storage(keys.column(HASH)).take(events.column(_KEY))
+        events = events.append_column(HASH, hashes)
+        events, moves = self._without_idle_removals(events)
+        events, lost = self._completed(events)
+        letters = list[pa.StructArray]()
+        if records is not None and len(lost):
+            for bad in records.take(pa.array(np.sort(lost))).chunks:
+                reasons = pc.binary_join_element_wise(bad.field("reason"), "and the key has no row then", ", ")
+                letters.append(as_letters(bad, reasons, BadRecord.ROW_ABSENT))
+        new, closed_rows, idle = self._read_off(events)
+        deletes = keys.take(idle.column(_KEY)).append_column(tombstones.ORDER_VALUE, idle.column(_ORDER))
+        deletes = deletes.append_column(tombstones.DELETED_AT, deleted_at(order_of(idle)))
+        files = sorted({file.path for file in (*current.files, *closed.files)})
+        old_rows = by_file(closed.file, closed.pos, closed.files)
+        completed = Completed(0, files, letters)
+        return Versions(new, closed_rows, (high[late], closed_low), old_rows, deletes, completed, moves)
+
+    def write_closed(self, versions: Versions, data: PartitionedWriter, index: IndexTask) -> ClosedVersions:
+        """Write closed versions. The index gets them under hashes of their own."""
+        rows = as_table_types(versions.closed.select(self._table.arrow_schema.names), self._table.arrow_schema)
+        located = data.write(rows)
+        entries = Entries(
+            high=storage(versions.closed.column(HASH)).to_numpy().view(np.uint64),
+            low=low_hashes(self._table, index.slice, self._key, rows),
+            file=located.file.astype(np.uint32),
+            pos=located.pos.astype(np.uint32),
+            files=(),
+            order=self._order.of_rows(rows),
+        )
+        gone = versions.deletes
+        low = low_hash(key_columns(self._table, gone.select(self._key)), index.slice.base)
+        deletes = Entries(
+            high=storage(gone.column(HASH)).to_numpy().view(np.uint64),
+            low=of_versions(low, np.zeros(len(gone), np.bool_)),
+            file=np.full(len(gone), DELETED_BEFORE),
+            pos=tombstones.seconds_of(storage(gone.column(tombstones.DELETED_AT))),
+            files=(),
+            order=storage(gone.column(tombstones.ORDER_VALUE)),
+        )
+        return ClosedVersions(Entries.joined([entries, deletes], ()), versions.replaced, versions.old_rows)
+
+    def _read(self, located: Located, keys: Ints) -> tuple[pa.Table, Ints]:
+        """The rows that were located, and the number of the key of each.
+
+        :param keys: the numbers of the keys that were probed.
+        """
+        schema = self._table.arrow_schema
+        parts, of_key = [schema.empty_table()], [np.empty(0, np.int64)]
+        for here, rows in self._table.rows_in_files(located.files, located.file, located.pos, schema.names):
+            if isinstance(rows, UnreadableRowsError):
+                raise rows
+            parts.append(rows.select(schema.names))
+            of_key.append(keys[located.query[here]])
+        return pa.concat_tables(parts), np.concatenate(of_key)
+
+    def _events_of(self, versions: pa.Table, keys: Ints, late: Ints) -> "_Told":
+        """What the table's versions tell of earlier changes: a version was set when it begins; it was set once more, to
+        what it is now, by the last change that was written into it; and it was removed when it ends, unless another one
+        begins then. Of keys without late changes only the first counts.
+
+        :param keys: the number of the key of each version.
+        """
+        start, end = (storage(versions.column(name)) for name in (self._names.start, self._names.end))
+        last = self._order.of_rows(versions)
+        begins, ends = encoded(start), encoded(end)
+        in_order = np.lexsort((order_rank([last]), order_rank([begins]), keys))
+        number = np.empty(len(versions), np.int64)
+        number[in_order] = np.arange(len(versions))
+        same_key = keys[in_order][1:] == keys[in_order][:-1]
+        goes_on = np.zeros(len(versions), np.bool_)
+        goes_on[in_order[:-1]] = same_key & np.asarray(
+            pc.equal(ends.take(pa.array(in_order[:-1])), begins.take(pa.array(in_order[1:])))
+        )
+        at = storage(versions.column(self._order.columns[0])).cast(start.type)
+        # the order value of a time alone is below those that begin with it: take the whole one if it is the row's
+        begins = pc.if_else(pc.fill_null(pc.equal(at, start), False), last, begins)
+        is_late = np.isin(keys, late)
+        again = np.flatnonzero(is_late & np.asarray(pc.greater(last, begins)))
+        removed = np.flatnonzero(is_late & np.asarray(end.is_valid()) & ~goes_on)
+        parts = ((np.arange(len(keys)), begins, start), (again, last, at), (removed, ends, end))
+        rows = np.concatenate([chosen for chosen, _, _ in parts])
+        return _Told(
+            _with(versions.take(pa.array(rows)), self._names.start, _joined(parts, 2)),
+            keys[rows],
+            np.repeat([RowKind.UPDATE_AFTER, RowKind.UPDATE_AFTER, RowKind.DELETE], [len(part[0]) for part in parts]),
+            _joined(parts, 1),
+            number[rows] * 3 + np.repeat([0, 1, 2], [len(part[0]) for part in parts]),
+        )
+
+    def _deletes(self, keys: Ints, latest: pa.BinaryArray) -> "_Told":
+        """The deletes of keys that have no row.
+
+        :param latest: their order values, as the index has them.
+        """
+        schema = self._table.arrow_schema
+        rows = pa.table([pa.nulls(len(keys), field.type) for field in schema], schema=_nullable(schema))
+        times = first_of(latest, schema.field(self._names.start).type)
+        return _Told(
+            _with(rows, self._names.start, times),
+            keys,
+            np.full(len(keys), RowKind.DELETE),
+            latest,
+            np.full(len(keys), _LAST),
+        )
+
+    def _in_sequence(
+        self, changes: pa.Table, ids: Ints, orders: pa.BinaryArray, told: Sequence["_Told"], late: Ints
+    ) -> pa.Table:
+        """All events of all keys, by key and in their order.
+
+        :return: the table's columns, of which `start` has the time of the event, KIND, the order columns, MOVED and
+            UNAVAILABLE of changes, `_KEY`, `_CHANGE` and `_ORDER`.
+        """
+        schema, order_names = self._table.arrow_schema, order_of(changes).column_names
+        values = as_table_types(changes.select(schema.names), _nullable(schema))
+        for name in (KIND, *order_names, MOVED, UNAVAILABLE):
+            if name in changes.column_names:
+                values = values.append_column(name, changes.column(name))
+        before = pa.concat_tables([part.rows.cast(_nullable(schema)) for part in told])
+        kinds = np.concatenate([part.kinds for part in told])
+        before = self._with_columns_of_changes(before, kinds, values.schema)
+        together = pa.concat_tables([values, before.select(values.column_names)])
+
+        changed = len(changes)
+        keys = np.concatenate([ids, *(part.keys for part in told)])
+        tie = np.concatenate([np.zeros(changed, np.int64), *(part.tie for part in told)])
+        is_change = np.arange(len(keys)) < changed
+        encoded_orders = pa.concat_arrays([orders, *(part.orders for part in told)])
+        rank = order_rank([encoded_orders])
+        rank = np.where(is_change | np.isin(keys, late), rank, -1)  # else it comes before all changes
+        # no event of a key's versions comes before an earlier one
+        versions = np.flatnonzero(~is_change & (tie != _LAST))
+        in_turn = versions[np.lexsort((tie[versions], keys[versions]))]
+        span = len(keys) + 2
+        raised = np.maximum.accumulate(rank[in_turn] + keys[in_turn] * span) - keys[in_turn] * span
+        rank[in_turn] = raised
+        places = [
+            storage(together.column(name)).cast(pa.int64()).fill_null(-1).to_numpy()
+            for name in order_names[len(self._order.columns) :]
+        ]
+        kind = (kinds_of(together) + 1) // 2  # as in `collapse.ranked`
+        sequence = np.lexsort((kind, *reversed(places), tie, is_change, rank, keys))
+        number = np.where(is_change, np.arange(len(keys)), -1)
+        together = together.append_column(_KEY, pa.array(keys)).append_column(_CHANGE, pa.array(number))
+        return together.append_column(_ORDER, encoded_orders).take(pa.array(sequence))
+
+    def _with_columns_of_changes(self, rows: pa.Table, kinds: npt.NDArray[np.int64], schema: pa.Schema) -> pa.Table:
+        """Rows of the table as changelog rows of a schema. They have no place in the source."""
+        order = self._order
+        for number, name in enumerate(name for name in schema.names if name.startswith(ORDER)):
+            dtype, column = schema.field(name).type, pa.nulls(len(rows), schema.field(name).type)
+            if number < len(order.columns):
+                values = storage(rows.column(order.columns[number]))
+                is_descending = order.columns[number] in order.descending
+                column = encoded(values, descending=True) if is_descending else values.cast(dtype)
+            rows = rows.append_column(name, column)
+        rows = rows.append_column(KIND, pa.array(kinds.astype(np.int8)))
+        for name in (MOVED, UNAVAILABLE):
+            if name in schema.names:
+                rows = rows.append_column(name, pa.nulls(len(rows), schema.field(name).type))
+        return rows
+
+    def _without_idle_removals(self, events: pa.Table) -> tuple[pa.Table, Settled]:
+        """Leave out what removes nothing: removals of rows that went to another key, where the key has another row
+        (`deltawriters.moves`), and a -U of a row that a later change sets again.
+        """
+        kinds, key = kinds_of(events), storage(events.column(_KEY)).to_numpy()
+        number = storage(events.column(_CHANGE)).to_numpy()
+        marks = storage(events.column(MOVED)) if MOVED in events.column_names else pa.nulls(len(events), pa.string())
+        is_moved = np.asarray(marks.is_valid())
+        order = storage(events.column(_ORDER))
+        as_next = np.append(np.asarray(pc.equal(order[:-1], order[1:])), False) & _goes_on(key)
+        as_before = np.concatenate([[False], as_next[:-1]])
+        left_out = (kinds == RowKind.UPDATE_BEFORE) & ~is_moved & _goes_on(key) & (as_next | as_before)
+        others = np.zeros(len(events), np.bool_)
+        if is_moved.any():
+            before = _last_before(sets_row(kinds), key)
+            is_certain = ~np.asarray(pc.fill_null(pc.starts_with(marks, MOVED_SEPARATOR), False))
+            asking = np.flatnonzero(is_moved & (before >= 0))
+            asking = asking[(number[before[asking]] >= 0) | is_certain[asking]]
+            others[asking] = are_about_others(events.take(pa.array(asking)), events.take(pa.array(before[asking])))
+        stays = ~(left_out | others)
+        events = events if stays.all() else events.filter(pa.array(stays))
+        return events, Settled(int(np.count_nonzero(others)))
+
+    def _completed(self, events: pa.Table) -> tuple[pa.Table, Ints]:
+        """Give partial rows the values of the row before them.
+
+        :return: the events, and the numbers of changes that have no such row, and are left out.
+        """
+        nothing = np.empty(0, np.int64)
+        if UNAVAILABLE not in events.column_names:
+            return events, nothing
+        bits = storage(events.column(UNAVAILABLE))
+        partial = np.flatnonzero(np.asarray(pc.fill_null(pc.greater(pc.binary_length(bits), 0), False)))
+        if not len(partial):
+            return events, nothing
+        key, kinds, places = storage(events.column(_KEY)).to_numpy(), kinds_of(events), np.arange(len(events))
+        sets, needs_row = sets_row(kinds), np.zeros(len(events), np.bool_)
+        needs_row[partial] = kinds[partial] == RowKind.UPDATE_AFTER
+        # a stretch is a row and what is written into it, up to its removal
+        begins = np.concatenate([[True], (key[1:] != key[:-1]) | ~sets[:-1]])
+        begin = np.maximum.accumulate(np.where(begins, places, 0))
+        whole = np.maximum.accumulate(np.where(sets & ~needs_row, places, -1))
+        lost = needs_row & (whole < begin)
+        names = [name for name in events.column_names if not name.startswith(PREFIX)]
+        lacking = unavailable_columns(bits.take(pa.array(partial)), len(names))
+        for number in np.flatnonzero(lacking.any(axis=0)).tolist():
+            has = ~lost
+            has[partial[lacking[:, number]]] = False
+            newest = np.maximum.accumulate(np.where(has, places, -1))
+            column = events.column(names[number]).take(pa.array(newest, mask=newest < begin))
+            events = _with(events, names[number], column)
+        numbers = storage(events.column(_CHANGE)).to_numpy()
+        return events.filter(pa.array(~lost)), numbers[lost]
+
+    def _read_off(self, events: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
+        """The changes and the closed versions of a sequence of events (`Versions`), and the deletes that close none."""
+        names, schema = self._names, self._table.arrow_schema
+        key, number = (storage(events.column(name)).to_numpy() for name in (_KEY, _CHANGE))
+        sets, goes_on = sets_row(kinds_of(events)), _goes_on(key)
+        is_same = np.zeros(len(events), np.bool_)  # as the event before
+        content = row_hash([storage(events.column(name)) for name in (*self._key, *self._tracked)])
+        is_same[1:] = (content[1:] == content[:-1]) & sets[1:] & sets[:-1] & goes_on[:-1]
+        first = np.flatnonzero(sets & ~is_same)
+        last = np.flatnonzero(sets & ~np.append(is_same[1:], False))
+        ends = goes_on[last]
+        times = storage(events.column(names.start))
+        versions = events.take(pa.array(last))
+        versions = _with(versions, names.start, times.take(pa.array(first)))
+        versions = _with(versions, names.end, times.take(pa.array(np.where(ends, last + 1, 0), mask=~ends)))
+        versions = _with(versions, names.current, pa.array(~ends))
+        closed = versions.filter(pa.array(ends)).select([*schema.names, HASH])
+        # a delete that the table tells is in the index
+        deletes = events.filter(pa.array(~sets & ~goes_on & (number >= 0)))
+        left_out = (_KEY, _CHANGE, _ORDER, MOVED, UNAVAILABLE)
+        columns = [name for name in events.column_names if name not in left_out]
+        rows = versions.filter(pa.array(~ends))
+        changes = pa.concat_tables([rows.select(columns), deletes.select(columns)]).combine_chunks()
+        follows_row = np.concatenate([[False], (sets & goes_on)[:-1]])
+        return changes, closed, events.filter(pa.array(~sets & ~follows_row))
+
+
+@dataclass(frozen=True)
+class _Told:
+    """n events that the table tells of.
+
+    :param rows: the table's columns.
+    :param keys: numbers of the keys.
+    :param orders: encoded order values, perhaps only of the first column.
+    :param tie: puts those of a key's versions in sequence; `_LAST` of deletes that aren't of a version.
+    """
+
+    rows: pa.Table
+    keys: Ints
+    kinds: npt.NDArray[np.int64]
+    orders: pa.BinaryArray
+    tie: Ints
+
+
+def _joined(parts: Sequence[tuple[Ints, pa.Array, pa.Array]], number: int) -> pa.Array:
+    """The chosen values of each part, one part after the other."""
+    return pa.concat_arrays([storage(part[number]).take(pa.array(part[0])) for part in parts])
+
+
+def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.Table:
+    """The rows with other values in a column."""
+    field = rows.schema.field(name)
+    return rows.set_column(rows.column_names.index(name), field, values.cast(field.type))
+
+
+def _nullable(schema: pa.Schema) -> pa.Schema:
+    """Of a delete, only the key is known."""
+    return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _goes_on(key: Ints) -> Flags:
+    """Whether another event of its key comes after each event."""
+    return np.concatenate([key[1:] == key[:-1], [False]])
+
+
+def _last_before(flags: Flags, key: Ints) -> Ints:
+    """For each event, the number of the last flagged one before it of the same key; -1 if there is none."""
+    numbers = np.arange(len(flags))
+    newest = np.concatenate([[-1], np.maximum.accumulate(np.where(flags, numbers, -1))[:-1]])
+    begin = np.maximum.accumulate(np.where(np.concatenate([[True], key[1:] != key[:-1]]), numbers, 0))
+    return np.where(newest >= begin, newest, -1)

@@ -1,0 +1,112 @@
+"""Stories of a table with history, in which changes come late, or twice."""
+
+from collections import Counter
+from collections.abc import Collection, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.rows import RowKind, order_column
+from sink.config import Config
+from sink.sources.source import TableBatch
+from sink.table.patterns import ResolvedTable
+from tests.memory.late import LatePlayer, late_story
+from tests.memory.stories import SCHEMA, Content, Key, Row, Story, _config
+from tests.memory.table import Snapshot
+
+Event = tuple[int, RowKind, Row]
+"""The order value of a change, its kind, and the row."""
+
+
+def versions(events: Sequence[Event], tracked: Sequence[int]) -> list[Row]:
+    """The oracle: all versions of a key, after all its changes in whatever order they came.
+
+    :param tracked: places in rows.
+    :return: the rows with from, to, and whether there is no to.
+    """
+    found, current = list[Row](), None
+    for order, kind, row in sorted(events, key=lambda event: event[:2]):
+        is_set = kind in (RowKind.INSERT, RowKind.UPDATE_AFTER)
+        if is_set and current is not None and all(current[0][n] == row[n] for n in tracked):
+            current = (row, current[1])
+            continue
+        if current is not None:
+            found.append((*current[0], current[1], order, False))
+        current = (row, order) if is_set else None
+    return [*found, (*current[0], current[1], None, True)] if current is not None else found
+
+
+_OF_OTHERS = 100
+"""From this key on, rows are those of other writers."""
+_LEFT_OUT = {"append again"}
+
+
+def history_story(seed: int) -> Story:
+    """A story of late changes without TRUNCATEs, which tables with history refuse, and without rows that others write
+    for keys of the source.
+    """
+    story = late_story(seed)
+    operations = tuple(replace(o, verb="set") if o.verb == "truncate" else o for o in story.operations)
+    processes = tuple(
+        replace(
+            process,
+            happenings=tuple((step, what) for step, what in process.happenings if what not in _LEFT_OUT),
+            then=tuple(what for what in process.then if what not in _LEFT_OUT),
+        )
+        for process in story.processes
+    )
+    return replace(story, operations=operations, processes=processes, partitioned_by="is_current")
+
+
+class HistoryPlayer(LatePlayer):
+    """Plays a story whose table has history. Each change has a value of its own, so that none of them leaves no
+    version.
+    """
+
+    schema = pa.schema([*SCHEMA, ("valid_from", pa.int64()), ("valid_to", pa.int64()), ("is_current", pa.bool_())])
+
+    def __init__(self, story: Story, folder: Path) -> None:
+        super().__init__(story, folder)
+        self.events: dict[int | None, dict[Key, list[Event]]] = {None: {}}
+        """All changes of each key that are applied, at each snapshot."""
+
+    def configured(self) -> tuple[Config, ResolvedTable]:
+        story, merges = self.story, self.story.merges != "never"
+        return _config(
+            story.key, "upsert", story.deletes, story.order, merges=merges, late="apply", tracked="region value"
+        )
+
+    def _batch(self, start: int, end: int) -> TableBatch:
+        batch = super()._batch(start, end)
+        changes: Any = batch.changes
+        order = changes.column(order_column(0)).combine_chunks()
+        for name, values in zip(  # as the decoder does it
+            self.schema.names[len(SCHEMA) :],
+            (order, pa.nulls(len(order), order.type), pa.repeat(True, len(order))),
+            strict=True,
+        ):
+            changes = changes.append_column(name, values)
+        return replace(batch, changes=changes)
+
+    def _append_row(self, row: Row) -> None:
+        super()._append_row((*row, row[3], None, True))
+
+    def content(self, snapshot: Snapshot) -> Content:
+        self.events.setdefault(snapshot.id, self.events[snapshot.parent])
+        return super().content(snapshot)
+
+    def _applied(
+        self, content: Content, start: int, end: int, refused: Collection[int], *, came_late: bool = False
+    ) -> Content:
+        snapshot = self._snapshot_at(end)
+        events = {key: list(found) for key, found in self.events[snapshot.parent].items()}
+        for message, order in zip(self.messages[start:end], self.orders[start:end], strict=True):
+            for kind, row in message.changes:
+                events.setdefault(self.key_of(row), []).append((order, kind, row[:4]))
+        self.events[snapshot.id] = events
+        rows = Counter(row for row in content.elements() if row[0] >= _OF_OTHERS)
+        for found in events.values():
+            rows.update(versions(found, (2, 3)))
+        return rows
