@@ -108,21 +108,25 @@ class RowdeltaCase:
         partition: str | None = None,
         late: bool = False,
         where: str | None = None,
+        soft: bool = False,
     ) -> None:
         """:param partition: instead of buckets; an item of `partition_by`.
         :param late: whether late changes are left out.
         :param where: which rows the table has.
+        :param soft: whether deletes mark rows.
         """
         leveled = f"_level{level}" if level else ""
         layout = f"bucket{buckets}" if buckets else "by_time" if partition else "plain"
         suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{leveled}"
         suffix = f"{suffix}{'_delta' if delta else ''}{'_late' if late else ''}{'_where' if where else ''}"
+        suffix += "_soft" if soft else ""
         self._catalog = "delta" if delta else CATALOG
         table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
         kind = "Delta" if delta else f"v{version}"
         layout = "by time" if partition else _partitioning(buckets)
         name = f"rowdelta {deletes} {kind}, {layout}{', late: drop' if late else ''}{', where' if where else ''}"
-        self.case = Case(name, table, buckets)
+        self.case = Case(f"{name}{', soft deletes' if soft else ''}", table, buckets)
+        self.soft_delete = {"column": "deleted", "at": "deleted_at"} if soft else None
         self._deletes = deletes
         self._late = "drop" if late else "apply"
         self._where = where
@@ -171,6 +175,7 @@ class RowdeltaCase:
                     "order_by": ["seq"],
                     "late": self._late,
                     "where": self._where,
+                    "soft_delete": self.soft_delete,
                     "partition_by": self._partition_by,
                     "properties": self._properties,
                 }
@@ -195,6 +200,7 @@ class MergeCase:
         """:param warehouse: of a Delta table; None for an Iceberg table of CATALOG.
         :param partition: instead of buckets, in SQL.
         """
+        self.soft_delete = None
         self._properties = merge_baseline.COPY_ON_WRITE if copy_on_write else {}
         self._partition = partition
         suffix = "delta" if warehouse else f"bucket{buckets}" if buckets else "plain"
@@ -358,6 +364,7 @@ def _sinks(
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, late=True),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, where=WHERE),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, soft=True),
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]
@@ -399,8 +406,13 @@ def _check(case: Case, dataset: Dataset, batch: int, found: Totals) -> None:
 
 def _frame(spark: SparkSession, sink: RowdeltaCase | MergeCase) -> DataFrame:
     if sink.delta_folder is None:
-        return spark.table(sink.case.table)
+        return _live(sink, spark.table(sink.case.table))
     return spark.read.format("delta").load(str(sink.delta_folder))
+
+
+def _live(sink: RowdeltaCase | MergeCase, frame: DataFrame) -> DataFrame:
+    """The rows that aren't marked as deleted."""
+    return frame if sink.soft_delete is None else frame.where("deleted IS NOT TRUE")
 
 
 def _scan(spark: SparkSession, sink: RowdeltaCase | MergeCase, dataset: Dataset, batch: int) -> float:
@@ -428,7 +440,7 @@ def _scan_compacted(spark: SparkSession, sink: RowdeltaCase | MergeCase, dataset
         spark.sql(
             f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
         ).collect()
-        earlier = spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}")
+        earlier = _live(sink, spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}"))
     case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, _frame(spark, sink))
     for name, frame in (("last", earlier), ("compacted", _frame(spark, sink))):
         taken = []
