@@ -224,7 +224,7 @@ class Maintenance:
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
         # the last one may take until the window closes
-        steps = (self._purge, self._drop, self._expire, self._clean, self._move)
+        steps = (self._drop, self._expire, self._clean, self._purge, self._move)
         try:
             self._do(partial(step, member, known, sink.upkeep.settings) for step in steps)
         except CommitUnknownError as error:

@@ -435,7 +435,8 @@ def test_each_table_and_each_step_has_its_turn(monkeypatch: pytest.MonkeyPatch) 
     supervisor.working.return_value = [Mock(target="a"), Mock(target="b"), Mock(target="c")]
     thread = Maintenance(Mock(), Mock(), supervisor)
     seen = list[str]()
-    for name in ("_move", "_drop", "_expire", "_clean"):
+    steps = ("move", "purge", "drop", "expire", "clean")
+    for name in (f"_{step}" for step in steps):
         monkeypatch.setattr(thread, name, lambda member, *_, name=name: seen.append(f"{member.target}{name}"))
     clock = [0.0]
 
@@ -446,7 +447,7 @@ def test_each_table_and_each_step_has_its_turn(monkeypatch: pytest.MonkeyPatch) 
     monkeypatch.setattr("time.monotonic", later)
     thread._look_around()
     assert [each for each in seen if each.startswith("a")][-1] == "a_move"
-    assert sorted(seen) == sorted(f"{table}_{step}" for table in "abc" for step in ("move", "drop", "expire", "clean"))
+    assert sorted(seen) == sorted(f"{table}_{step}" for table in "abc" for step in steps)
     seen.clear()
 
     def end(member: Any, *_: Any) -> None:

@@ -168,3 +168,14 @@ def test_an_archive(spark: SparkSession, tmp_path: Path, deletes: Any) -> None:
     told = [json.loads(snapshot["summary"]["rowdelta.rows"]) for snapshot in job.snapshots()]
     assert sum(rows.get("ignored", 0) for rows in told) == 3
     assert all(rows["-D"] == rows["-U"] == 0 for rows in told)
+
+
+@pytest.mark.parametrize("where", ["region = 'eu'", "region RLIKE 'e'"])
+def test_a_row_that_is_not_wanted_any_more_is_removed(spark: SparkSession, tmp_path: Path, where: str) -> None:
+    """Whoever evaluates the condition. A delete of the source marks the row, if the table has it."""
+    job = a_job(spark, tmp_path, Job, {"format-version": "3"}, "position", late="drop", where=where)
+    job.write_records([full("+I", 1, n, f"n{n}") for n in range(1, 5)])
+    job.write_records([change("+U", 2, 1, "us"), change("-D", 2, 2), change("+U", 2, 3, "us"), change("-D", 3, 3)])
+    job.write_records([change("-D", 4, 1), change("-D", 4, 4), change("+U", 5, 4, "us"), full("+I", 1, 3, "late")])
+    job.run()
+    assert marks(job) == {2: ("n2", True, True)}
