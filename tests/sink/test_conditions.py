@@ -2,6 +2,7 @@
 
 import datetime as dt
 from collections.abc import Sequence
+from dataclasses import replace
 from decimal import Decimal
 from pathlib import Path
 from typing import Any
@@ -131,6 +132,16 @@ def test_python_and_spark_agree(job: Job, texts: list[str]) -> None:
 def test_what_is_no_condition_on_a_row_is_refused(job: Job, text: str, message: str) -> None:
     with pytest.raises(ConfigError, match=rf"^tables\[0\]\.where: got .*{message}"):
         where(job, text)
+
+
+def test_a_condition_means_the_same_in_a_session_without_ansi(job: Job) -> None:
+    """Micro-batches run with ANSI's rules, whatever the session's default is (Spark 3.5)."""
+    lax = replace(job, spark=job.spark.newSession(), columns=COLUMNS)
+    lax.spark.conf.set("spark.sql.ansi.enabled", "false")
+    assert [where(lax, text) for text in SIMPLE] == [where(job, text) for text in SIMPLE]
+    with pytest.raises(ConfigError, match="which fails on each row"):
+        where(lax, "id > 'abc'")
+    assert lax.spark.conf.get("spark.sql.ansi.enabled") == "false"
 
 
 def test_an_empty_condition_is_refused(job: Job) -> None:

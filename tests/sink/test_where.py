@@ -14,7 +14,7 @@ from sink.errors import TemporaryError
 from tests.delta.harness import DeltaJob
 from tests.delta.harness import crashing as delta_crashing
 from tests.sink.harness import Job, crashing, tiny_thresholds
-from tests.sink.partial_story import letters, toast_job, update
+from tests.sink.partial_story import FIRST, TOAST, inserted, letters, toast_job, update
 from tests.sink.partial_story import write as write_messages
 from tests.sink.test_truncate import SETTINGS
 
@@ -117,6 +117,28 @@ def test_a_row_that_lacks_values(spark: SparkSession, tmp_path: Path, version: s
     reason = "column big: the source didn't send the unchanged value, and where needs it"
     assert ("unavailable_value", reason) in {(kind, why) for kind, why, _ in letters(job)}
     job.check_deletes()
+
+
+@pytest.mark.parametrize(
+    "where", ["note <> 'no' AND _offset IS NULL", "left(note, 2) <> 'no'"], ids=["python", "spark"]
+)
+def test_lacking_values_are_those_of_their_columns(spark: SparkSession, tmp_path: Path, where: str) -> None:
+    """The table's columns are in another order than decoded ones, and there is one for the condition alone."""
+    job = toast_job(Job(spark, tmp_path), {"metadata": ["_op"], "where": where})
+    job.columns = {"id": "int", "note": "string"}
+    write_messages(job, {"op": "c", "before": None, "after": {"id": 9, "note": "a"}, "source": {"lsn": 1}})
+    job.run()
+    spark.sql(f"ALTER TABLE {job.target} ADD COLUMNS (big string, bb binary, arr array<string>)")
+    job.columns = TOAST
+    write_messages(job, *(inserted(number, number) for number in (1, 2)))
+    job.run()
+    write_messages(job, update(1, 11, note="yes"), update(2, 12, note="no"))
+    job.run()
+    assert job.rows() == [
+        FIRST | {"note": "yes", "_op": "u"},
+        dict.fromkeys(TOAST) | {"id": 9, "note": "a", "_op": "c"},
+    ]
+    assert letters(job) == []
 
 
 def test_a_truncate_and_bad_records_pass(spark: SparkSession, tmp_path: Path) -> None:
