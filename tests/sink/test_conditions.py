@@ -84,6 +84,7 @@ def agree(job: Job, texts: Sequence[str]) -> None:
     assert dict(zip(own, (column.to_pylist() for column in spark.columns), strict=True)) == own
 
 
+@pytest.mark.versions
 def test_python_evaluates_comparisons(job: Job) -> None:
     agree(job, SIMPLE)
     assert [text for text in SIMPLE if where(job, text).condition is None] == ["ID >= small"]
