@@ -1,5 +1,6 @@
 """Changes whose rows a table doesn't want become deletes (`changelog.wanted`)."""
 
+import pickle
 from typing import Any
 
 import numpy as np
@@ -9,10 +10,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from changelog.conditions import Condition, Constant, Field
-from changelog.decoding import decoded_schema
+from changelog.decoding import ChangelogDecoder, decoded_schema
 from changelog.rows import BAD, KIND, UNAVAILABLE, RowKind, unavailable_bits
 from changelog.spec import ChangelogSpec
 from changelog.wanted import Where
+from tests.changelog.messages import messages, raw_records, spec
 
 BAD_TYPE = decoded_schema(ChangelogSpec((), ())).field(BAD).type
 LETTER = dict.fromkeys(field.name for field in BAD_TYPE) | {"reason": "column x: not sent", "error_class": "late"}
@@ -83,6 +85,29 @@ def test_each_row_is_decided_by_its_own_values(keeps_records: bool, rows: list[d
             assert after == before | {KIND: int(RowKind.DELETE), "region": None, "note": None} | records
         else:
             assert after == before
+
+
+def test_a_decoder_reads_what_only_the_condition_needs() -> None:
+    """A field that isn't stored, and a metadata column; and it is sent to tasks with its condition."""
+    is_insert = Condition("=", (Field("_op"), Constant(pa.scalar("c"))))
+    condition = Condition("and", (is_insert, Condition(">", (Field("cents"), Constant(pa.scalar(5))))))
+    names = frozenset({"_op", "cents"})
+    where = Where(names, condition, names, frozenset({"region", "cents"}), ("_op",))
+    table = spec({"id": "bigint", "region": "string", "cents": "bigint"}, where=where)
+    values = [("c", 1, 9), ("u", 2, 9), ("c", 3, 5), ("c", 4, None), ("c", 5, 6)]
+    said = [{"op": op, "after": {"id": number, "region": "eu", "cents": cents}} for op, number, cents in values]
+    decoder = pickle.loads(pickle.dumps(ChangelogDecoder("debezium-json", table)))
+    (rows,) = decoder([raw_records(messages(*said, "{"))])
+    assert rows.schema == decoded_schema(table)
+    assert not names & set(rows.schema.names)
+    good = rows.filter(rows.column(BAD).is_null()).to_pylist()
+    assert [(row["id"], row["region"]) for row in good if row[KIND] != RowKind.DELETE] == [(1, "eu"), (5, "eu")]
+    assert [(row["id"], row["region"]) for row in good if row[KIND] == RowKind.DELETE] == [
+        (2, None),
+        (3, None),
+        (4, None),
+    ]
+    assert len(rows) == 6
 
 
 def test_without_a_condition_for_python_only_what_is_undecidable_changes() -> None:

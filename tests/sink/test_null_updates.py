@@ -106,6 +106,27 @@ def test_nulls_of_rows_that_enter(spark: SparkSession, tmp_path: Path) -> None:
         job.run()
 
 
+@pytest.mark.parametrize("where", ["region <> 'us'", "lower(region) <> 'us'"], ids=["python", "spark"])
+def test_versions_of_wanted_rows_with_kept_values(spark: SparkSession, tmp_path: Path, where: str) -> None:
+    """A row that isn't wanted any more is closed; one that comes back begins with its own values."""
+    table = {"history": {}, "where": where, "ignore_null_updates": ["note"]}
+    job = Job(spark, tmp_path, COLUMNS, properties={"format-version": "3"}, table=table)
+
+    def change(order: int, number: int, region: str, note: str | None) -> dict[str, Any]:
+        return {"row_kind": "+U", "seq": order, "id": number, "region": region, "note": note, "amount": 1}
+
+    job.write_records([change(1, 1, "eu", "a"), change(1, 2, "us", "a"), change(2, 2, "eu", None)])
+    job.write_records([change(3, 1, "asia", None), change(4, 2, "us", None), change(5, 2, "eu", None)])
+    job.run()
+    found = {(row["id"], row["region"], row["note"], row["valid_from"], row["valid_to"]) for row in job.rows()}
+    assert found == {
+        (1, "eu", "a", 1, 3),
+        (1, "asia", "a", 3, None),
+        (2, "eu", None, 2, 4),
+        (2, "eu", None, 5, None),
+    }
+
+
 @pytest.mark.parametrize(
     ("table", "message"),
     [
