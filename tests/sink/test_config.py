@@ -276,7 +276,7 @@ def test_text_that_yaml_takes_for_a_date_of_no_calendar(tmp_path: Path) -> None:
         ("order_by: [seq]", "mode: append, source_deletes: ignore", "got ignore, but mode append takes changes as"),
         ("key: [id]", "key: [id], source_deletes: ignore, where: id > 1", "Leave where out, or source_deletes: apply"),
         ("order_by: [seq]", "order_by: [headers.x]", "files have no headers; name a field of the rows"),
-        ("key: [id]", "key: [id], tombstones: 7 days", "it is for late: drop and late: dead-letter"),
+        ("key: [id]", "key: [id], tombstones: 7 days", "it is for late: drop, late: dead-letter and history"),
         ("{id: bigint", "{ID: int, id: bigint", "'ID' is a column twice in columns, metadata and"),
         ("key: [id]", "key: [id], metadata: [_op, _op]", "'_op' is a column twice in columns, metadata and"),
         ("key: [id]", "key: [_op], metadata: [_op]", "key names '_op', which is a metadata column"),
