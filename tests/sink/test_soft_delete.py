@@ -4,6 +4,7 @@ import json
 import shutil
 import time
 from collections.abc import Mapping
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
@@ -15,8 +16,10 @@ from sink.commands.inspection import check
 from sink.errors import ConfigError, TableError
 from tests.delta.harness import DeltaJob
 from tests.sink.harness import Job
+from tests.sink.test_kafka import KafkaJob
 from tests.sink.test_late import FORMATS, change
 from tests.sink.test_verify import verified
+from tests.stack.kafka import Kafka
 
 pytestmark = pytest.mark.spark
 
@@ -154,6 +157,11 @@ def test_late_deletes_become_dead_letters(spark: SparkSession, tmp_path: Path) -
     assert sorted((json.loads(found["value"])["id"], found["reason"]) for found in letters) == [
         (number, LATE_REASON) for number in (1, 2, 3)
     ]
+    job.table = {"soft_delete": MARKS | {"purge": "1 second"}, "late": "dead-letter"}
+    time.sleep(1)
+    job.run()
+    assert marks(job) == {1: ("n1", False, False)}
+    assert spark.table(job.dead_letters).count() == 3
 
 
 @pytest.mark.parametrize("deletes", ["position", "equality"])
@@ -179,3 +187,44 @@ def test_a_row_that_is_not_wanted_any_more_is_removed(spark: SparkSession, tmp_p
     job.write_records([change("-D", 4, 1), change("-D", 4, 4), change("+U", 5, 4, "us"), full("+I", 1, 3, "late")])
     job.run()
     assert marks(job) == {2: ("n2", True, True)}
+
+
+NOT_SENT = "__debezium_unavailable_value"
+DELETED_AT = datetime(2026, 1, 2, tzinfo=UTC)
+
+
+def event(number: int, customer: str | None, lsn: int) -> tuple[Any, Any]:
+    """Debezium's message of an update, or of a delete whose row isn't in it."""
+    row = None if customer is None else {"id": number, "customer": customer}
+    source = {"lsn": lsn, "ts_ms": int(DELETED_AT.timestamp() * 1000)}
+    return {"id": number}, {"before": None, "after": row, "op": "d" if row is None else "u", "source": source}
+
+
+@pytest.mark.kafka
+@pytest.mark.parametrize("order", [{}, {"order_by": ["source.lsn"], "late": "drop", "unavailable": "keep"}])
+def test_debezium_sends_the_key_alone(spark: SparkSession, tmp_path: Path, kafka: Kafka, order: dict[str, Any]) -> None:
+    """Of deletes; and updates lack values, also after a delete. A TRUNCATE removes nothing."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, {"orders": {"id": "bigint", "customer": "string"}})
+    job.table = {"soft_delete": MARKS, **order}
+    kafka.create_topic(job.topic())
+    job.produce([event(n, f"c{n}", n) for n in range(1, 6)])
+    job.run()
+    job.produce([event(1, None, 11), ({"id": 1}, None), event(2, None, 12), event(2, NOT_SENT, 13)])
+    job.produce([event(3, NOT_SENT, 14), event(3, None, 15), event(9, None, 16), event(9, NOT_SENT, 17)])
+    job.produce([(None, {"op": "t", "source": {"lsn": 18}}), event(4, None, 19)])
+    job.run()
+    found = {row["id"]: (row["customer"], row["deleted"], row["deleted_at"]) for row in job.rows()}
+    gone, live = (True, DELETED_AT), (False, None)
+    assert found == {1: ("c1", *gone), 2: ("c2", *live), 3: ("c3", *gone), 4: ("c4", *gone), 5: ("c5", *live)}
+    letters = spark.table(f"lake.{job.name}.dead_letters").collect()
+    assert sorted(letter["error_class"] for letter in letters) == ["row_absent", "unsupported_event"]
+
+    job.table = {"soft_delete": MARKS | {"purge": "1 second"}, **order}
+    job.run()
+    assert {row["id"] for row in job.rows()} == {2, 5}
+    job.produce([event(1, "back", 21), event(4, None, 22), event(5, None, 23)])
+    job.table = {"soft_delete": MARKS, **order}
+    job.run()
+    assert {row["id"]: (row["customer"], row["deleted"]) for row in job.rows()} == {
+        1: ("back", False), 2: ("c2", False), 5: ("c5", True)
+    }  # fmt: skip
