@@ -15,7 +15,7 @@ import shutil
 import statistics
 import tempfile
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from time import perf_counter
@@ -45,8 +45,6 @@ from sink.targets.iceberg.writers import COMPRESSION_LEVEL
 FILES_PER_BATCH = 2
 SCANS = 7
 ENOUGH_SECONDS = 4
-WHERE = "region <> 'us-east' AND balance > -1000000000"
-"""True of all rows, so that the table has the contents of the others."""
 PACKING = "packing"
 DELTA = "Delta"
 """Cases with this in their name need a session with Delta Lake, so `--only` must name it."""
@@ -57,6 +55,29 @@ TIME_PARTS = 40
 PACKING_TURNS = 5
 IDLE_WORKERS_END = 75
 """Seconds after which Spark has ended idle Python workers (`PythonWorkerFactory`)."""
+
+
+@dataclass(frozen=True)
+class Variant:
+    """What a table of rowdelta has beyond the others.
+
+    :param name: in the case's name; empty for the plain table.
+    :param settings: of its entry of `tables`.
+    :param rows: SQL condition of the table's rows that the source has too. None: all.
+    """
+
+    name: str = ""
+    settings: Mapping[str, Any] = field(default_factory=dict)
+    rows: str | None = None
+
+
+PLAIN = Variant()
+LATE = Variant("late: drop", {"late": "drop"})
+# true of all rows, so that the table has the contents of the others
+WHERE = Variant("where", {"where": "region <> 'us-east' AND balance > -1000000000"})
+SOFT_DELETES = Variant(
+    "soft deletes", {"soft_delete": {"column": "deleted", "at": "deleted_at"}}, "deleted IS NOT TRUE"
+)
 
 
 @dataclass
@@ -106,30 +127,24 @@ class RowdeltaCase:
         *,
         delta: bool = False,
         partition: str | None = None,
-        late: bool = False,
-        where: str | None = None,
-        soft: bool = False,
+        variant: Variant = PLAIN,
     ) -> None:
-        """:param partition: instead of buckets; an item of `partition_by`.
-        :param late: whether late changes are left out.
-        :param where: which rows the table has.
-        :param soft: whether deletes mark rows.
-        """
+        """:param partition: instead of buckets; an item of `partition_by`."""
         leveled = f"_level{level}" if level else ""
         layout = f"bucket{buckets}" if buckets else "by_time" if partition else "plain"
         suffix = f"{deletes.replace('-', '_')}_v{version}_{layout}{leveled}"
-        suffix = f"{suffix}{'_delta' if delta else ''}{'_late' if late else ''}{'_where' if where else ''}"
-        suffix += "_soft" if soft else ""
+        suffix = f"{suffix}{'_delta' if delta else ''}"
+        if variant.name:
+            suffix = re.sub(r"\W+", "_", f"{suffix}_{variant.name}")
         self._catalog = "delta" if delta else CATALOG
         table = f"{self._catalog}.{folder.name}.rowdelta_{suffix}"
         kind = "Delta" if delta else f"v{version}"
         layout = "by time" if partition else _partitioning(buckets)
-        name = f"rowdelta {deletes} {kind}, {layout}{', late: drop' if late else ''}{', where' if where else ''}"
-        self.case = Case(f"{name}{', soft deletes' if soft else ''}", table, buckets)
-        self.soft_delete = {"column": "deleted", "at": "deleted_at"} if soft else None
+        name = f"rowdelta {deletes} {kind}, {layout}{variant.name and f', {variant.name}'}"
+        self.case = Case(name, table, buckets)
+        self.rows = variant.rows
         self._deletes = deletes
-        self._late = "drop" if late else "apply"
-        self._where = where
+        self._variant = variant
         self._partition_by = [f"bucket({buckets}, id)"] if buckets else [partition] if partition else []
         self.delta_folder = warehouse / folder.name / f"rowdelta_{suffix}" if delta else None
         self._properties = (
@@ -173,11 +188,9 @@ class RowdeltaCase:
                     **({"mode": "append"} if self._deletes == "append" else {"key": ["id"], "deletes": self._deletes}),
                     "columns": table_columns(),
                     "order_by": ["seq"],
-                    "late": self._late,
-                    "where": self._where,
-                    "soft_delete": self.soft_delete,
                     "partition_by": self._partition_by,
                     "properties": self._properties,
+                    **self._variant.settings,
                 }
             ],
             "spark": {"spark.sql.shuffle.partitions": self._spark.conf.get("spark.sql.shuffle.partitions")},
@@ -196,12 +209,16 @@ class MergeCase:
         *,
         copy_on_write: bool = False,
         partition: str | None = None,
+        version: int = 2,
+        history: bool = False,
     ) -> None:
         """:param warehouse: of a Delta table; None for an Iceberg table of CATALOG.
         :param partition: instead of buckets, in SQL.
+        :param history: the table keeps the versions of its rows, and is partitioned by `is_current`.
         """
-        self.soft_delete = None
-        self._properties = merge_baseline.COPY_ON_WRITE if copy_on_write else {}
+        self._properties = {"format-version": str(version)} | (merge_baseline.COPY_ON_WRITE if copy_on_write else {})
+        self._history = history
+        self.rows = "is_current" if history else None
         self._partition = partition
         suffix = "delta" if warehouse else f"bucket{buckets}" if buckets else "plain"
         name, table = "MERGE INTO", f"{CATALOG}.{folder.name}.merge_{suffix}"
@@ -212,11 +229,17 @@ class MergeCase:
         if copy_on_write:
             name, suffix = f"{name} {COPY_ON_WRITE}", f"{suffix}_copied"
             table = f"{CATALOG}.{folder.name}.merge_{suffix}"
+        if history:
+            name, suffix = f"{name} SCD 2", f"{suffix}_history_v{version}"
+            table = f"{CATALOG}.{folder.name}.merge_{suffix}"
         self.case = Case(f"{name}, {'by time' if partition else _partitioning(buckets)}", table, buckets)
         self._spark = spark
         self._folder = folder / f"merge_{suffix}"
 
     def load(self, dataset: Dataset) -> float:
+        if self._history:
+            merge_baseline.create_history_table(self._spark, self.case.table, self._properties)
+            return merge_baseline.load_history(self._spark, self.case.table, dataset.initial)
         if self.delta_folder is None:
             merge_baseline.create_table(
                 self._spark, self.case.table, self.case.buckets, self._properties, self._partition
@@ -229,7 +252,12 @@ class MergeCase:
         for batch in range(first, last + 1):
             publish(dataset.changes[batch], self._folder / "source")
         return merge_baseline.merge_available(
-            self._spark, self.case.table, self._folder / "source", self._folder / "state", FILES_PER_BATCH
+            self._spark,
+            self.case.table,
+            self._folder / "source",
+            self._folder / "state",
+            FILES_PER_BATCH,
+            merge_baseline.merge_versions if self._history else merge_baseline.merge_changes,
         )
 
 
@@ -271,7 +299,7 @@ def run(
     sinks = _sinks(spark, folder / "measured", warehouse, only, inserts_only, part)
     for sink in sinks:
         sink.case.load_seconds = sink.load(dataset)
-        _check(sink.case, dataset, 0, totals(_frame(spark, sink)))
+        _check(sink.case, dataset, 0, totals(frame(spark, sink)))
         print(
             f"  load  {sink.case.name:45} {sink.case.load_seconds:6.2f} s  {rows / sink.case.load_seconds:>11,.0f} "
             "rows/s",
@@ -299,7 +327,7 @@ def run(
         first = last + 1
     expected = checksum(spark.read.parquet(str(dataset.expected[batches])))
     for sink in sinks:
-        found = checksum(_frame(spark, sink))
+        found = checksum(frame(spark, sink))
         assert found == expected, f"{sink.case.name}: content differs from the source"
     print("content of every table equals the source's", flush=True)
     for sink in sinks:
@@ -362,9 +390,9 @@ def _sinks(
         sinks += [
             RowdeltaCase(spark, folder, warehouse, buckets, "position"),
             RowdeltaCase(spark, folder, warehouse, buckets, "position", 3),
-            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, late=True),
-            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, where=WHERE),
-            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, soft=True),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, variant=LATE),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, variant=WHERE),
+            RowdeltaCase(spark, folder, warehouse, buckets, "position", 3, variant=SOFT_DELETES),
             RowdeltaCase(spark, folder, warehouse, buckets, "equality"),
             MergeCase(spark, folder, buckets),
         ]
@@ -404,20 +432,20 @@ def _check(case: Case, dataset: Dataset, batch: int, found: Totals) -> None:
     assert found == dataset.totals[batch], f"{case.name} after batch {batch}: {found}, expected {dataset.totals[batch]}"
 
 
-def _frame(spark: SparkSession, sink: RowdeltaCase | MergeCase) -> DataFrame:
+def frame(spark: SparkSession, sink: RowdeltaCase | MergeCase) -> DataFrame:
+    """The sink's rows that the source has too."""
     if sink.delta_folder is None:
-        return _live(sink, spark.table(sink.case.table))
-    return spark.read.format("delta").load(str(sink.delta_folder))
+        return _wanted(sink, spark.table(sink.case.table))
+    return _wanted(sink, spark.read.format("delta").load(str(sink.delta_folder)))
 
 
-def _live(sink: RowdeltaCase | MergeCase, frame: DataFrame) -> DataFrame:
-    """The rows that aren't marked as deleted."""
-    return frame if sink.soft_delete is None else frame.where("deleted IS NOT TRUE")
+def _wanted(sink: RowdeltaCase | MergeCase, rows: DataFrame) -> DataFrame:
+    return rows if sink.rows is None else rows.where(sink.rows)
 
 
 def _scan(spark: SparkSession, sink: RowdeltaCase | MergeCase, dataset: Dataset, batch: int) -> float:
     """Seconds for reading the table's totals. Also checks the totals."""
-    (seconds,) = _scans_in_turns(sink.case, dataset, batch, _frame(spark, sink))
+    (seconds,) = _scans_in_turns(sink.case, dataset, batch, frame(spark, sink))
     return seconds
 
 
@@ -440,13 +468,13 @@ def _scan_compacted(spark: SparkSession, sink: RowdeltaCase | MergeCase, dataset
         spark.sql(
             f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => map('rewrite-all', 'true'))"
         ).collect()
-        earlier = _live(sink, spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}"))
-    case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, _frame(spark, sink))
-    for name, frame in (("last", earlier), ("compacted", _frame(spark, sink))):
+        earlier = _wanted(sink, spark.sql(f"SELECT * FROM {case.table} VERSION AS OF {before.snapshot_id}"))
+    case.last_scan, case.compacted_scan = _scans_in_turns(case, dataset, batch, earlier, frame(spark, sink))
+    for name, state in (("last", earlier), ("compacted", frame(spark, sink))):
         taken = []
         for _ in range(SCANS):
             started = perf_counter()
-            frame.select(F.sum(F.xxhash64(*frame.columns).cast("double"))).collect()
+            state.select(F.sum(F.xxhash64(*state.columns).cast("double"))).collect()
             taken.append(perf_counter() - started)
         print(f"        all columns {case.name:39} {name}: {statistics.median(taken):.2f} s", flush=True)
 

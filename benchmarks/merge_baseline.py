@@ -15,9 +15,12 @@ micro-batches count:
 - No clear difference: `max_by` or `row_number`; a storage-partitioned join for `bucket(8, id)`.
 - `bucket(8, id)` takes about twice as long as no partitioning, since MERGE opens and writes eight times as many files.
   It is here for tables that are partitioned for other reasons. The fair opponent is the unpartitioned table.
+
+`merge_versions` is the usual way to a slowly changing dimension of type 2. Of a key's changes in a micro-batch it keeps
+the last one. Neither MERGE knows late changes: each applies them as if they were the newest.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from time import perf_counter
 
@@ -51,8 +54,18 @@ def create_table(
     """Create the accounts table, unpartitioned or partitioned by `bucket(buckets, id)`, or by `partition`."""
     partition = f"bucket({buckets}, id)" if buckets else partition
     partitioning = f"PARTITIONED BY ({partition})" if partition else ""
+    _create(spark, table, SPARK_TABLE_SCHEMA, partitioning, properties)
+
+
+def create_history_table(spark: SparkSession, table: str, properties: dict[str, str] | None = None) -> None:
+    """Create the table of the accounts' versions. A MERGE reads only the files of current rows then."""
+    schema = f"{SPARK_TABLE_SCHEMA}, valid_from BIGINT, valid_to BIGINT, is_current BOOLEAN"
+    _create(spark, table, schema, "PARTITIONED BY (is_current)", properties)
+
+
+def _create(spark: SparkSession, table: str, schema: str, partitioning: str, properties: dict[str, str] | None) -> None:
     rendered = ", ".join(f"'{key}' = '{value}'" for key, value in (PROPERTIES | (properties or {})).items())
-    spark.sql(f"CREATE TABLE {table} ({SPARK_TABLE_SCHEMA}) USING iceberg {partitioning} TBLPROPERTIES ({rendered})")
+    spark.sql(f"CREATE TABLE {table} ({schema}) USING iceberg {partitioning} TBLPROPERTIES ({rendered})")
 
 
 def create_delta_table(spark: SparkSession, folder: Path) -> str:
@@ -76,35 +89,66 @@ def load(spark: SparkSession, table: str, files: Sequence[Path], columns: Sequen
     return perf_counter() - started
 
 
-def merge_available(
-    spark: SparkSession, table: str, source: Path, checkpoint: Path, files_per_batch: int = 2
-) -> list[float]:
-    """Merge all change files in `source` that the checkpoint doesn't know yet, `files_per_batch` at a time."""
-
-    def merge(changes: DataFrame, _batch_id: int) -> None:
-        merge_changes(changes, table)
-
-    stream = read_changes(spark, source, files_per_batch)
-    return run_available(stream.writeStream.foreachBatch(merge), checkpoint)
+def load_history(spark: SparkSession, table: str, files: Sequence[Path]) -> float:
+    """Append the initial load's files as current rows; return the seconds it took."""
+    started = perf_counter()
+    rows = spark.read.parquet(*map(str, files))
+    versions = rows.selectExpr(*COLUMNS, "seq AS valid_from", "CAST(NULL AS BIGINT) AS valid_to", "TRUE AS is_current")
+    versions.writeTo(table).append()
+    return perf_counter() - started
 
 
 def merge_changes(changes: DataFrame, table: str, columns: Sequence[str] = COLUMNS) -> None:
     """Apply one micro-batch of change rows to the table."""
-    # The session is the stream's own clone: other queries keep their settings.
-    spark = changes.sparkSession
-    spark.conf.set("spark.sql.join.preferSortMergeJoin", "false")
-    last_changes = (
-        changes.where("row_kind <> '-U'")
-        .groupBy("id")
-        .agg(F.max_by(F.struct("row_kind", *columns[1:]), "seq").alias("last"))
-        .select("id", "last.*")
-    )
-    last_changes.createOrReplaceTempView("last_changes")
+    _last_changes(changes, columns[1:])
     assignments = ", ".join(f"t.{column} = s.{column}" for column in columns)
-    spark.sql(f"""
+    changes.sparkSession.sql(f"""
         MERGE INTO {table} t USING last_changes s ON t.id = s.id
         WHEN MATCHED AND s.row_kind = '-D' THEN DELETE
         WHEN MATCHED THEN UPDATE SET {assignments}
         WHEN NOT MATCHED AND s.row_kind <> '-D' THEN
             INSERT ({", ".join(columns)}) VALUES ({", ".join(f"s.{column}" for column in columns)})
     """)
+
+
+def merge_versions(changes: DataFrame, table: str) -> None:
+    """Apply one micro-batch of change rows to the table of versions: each change closes its key's current row by its
+    key, and opens another one under no key. Each change changes a column, so no join tells which ones do.
+    """
+    _last_changes(changes, [*COLUMNS[1:], "seq"])
+    # explode is the union of both, but doesn't group the micro-batch twice
+    changes.sparkSession.sql(f"""
+        MERGE INTO {table} t USING (
+            SELECT explode(if(row_kind = '-D', array(id), array(id, NULL))) AS closed_id, * FROM last_changes
+        ) s ON t.id = s.closed_id AND t.is_current
+        WHEN MATCHED THEN UPDATE SET t.valid_to = s.seq, t.is_current = FALSE
+        WHEN NOT MATCHED AND s.closed_id IS NULL THEN
+            INSERT ({", ".join(COLUMNS)}, valid_from, valid_to, is_current)
+            VALUES ({", ".join(f"s.{column}" for column in COLUMNS)}, s.seq, NULL, TRUE)
+    """)
+
+
+def _last_changes(changes: DataFrame, columns: Sequence[str]) -> None:
+    """Make the view `last_changes`, with `id`, `row_kind` and these columns."""
+    # The session is the stream's own clone: other queries keep their settings.
+    changes.sparkSession.conf.set("spark.sql.join.preferSortMergeJoin", "false")
+    last_changes = (
+        changes.where("row_kind <> '-U'")
+        .groupBy("id")
+        .agg(F.max_by(F.struct("row_kind", *columns), "seq").alias("last"))
+        .select("id", "last.*")
+    )
+    last_changes.createOrReplaceTempView("last_changes")
+
+
+def merge_available(
+    spark: SparkSession,
+    table: str,
+    source: Path,
+    checkpoint: Path,
+    files_per_batch: int = 2,
+    merge: Callable[[DataFrame, str], None] = merge_changes,
+) -> list[float]:
+    """Merge all change files in `source` that the checkpoint doesn't know yet, `files_per_batch` at a time."""
+    stream = read_changes(spark, source, files_per_batch)
+    return run_available(stream.writeStream.foreachBatch(lambda changes, _: merge(changes, table)), checkpoint)

@@ -18,18 +18,25 @@ from sink.config import Config
 from sink.run.pipeline import Pipeline
 from sink.spark import session
 from sink.spark import versions as spark_versions
-from sink.table.observer import BatchStarted, Committed, Event, Observer, nobody
+from sink.table.observer import BatchStarted, Committed, Event, Observer, RewriteDone, RewriteKind, nobody
 
 CATALOG = "bench"
+_COMPACTION: RewriteKind = "minor compaction"
 _ICEBERG = "org.apache.iceberg.spark.extensions.IcebergSparkSessionExtensions"
 
 
 def build_session(
-    warehouse: Path, cores: int = 2, driver_memory: str = "8g", *, with_delta: bool = False
+    warehouse: Path,
+    cores: int = 2,
+    driver_memory: str = "8g",
+    *,
+    with_delta: bool = False,
+    with_kafka: bool = False,
 ) -> SparkSession:
     """Start a local Spark with an Iceberg hadoop catalog named CATALOG in the folder `warehouse`.
 
     :param with_delta: the session can read and write Delta tables too.
+    :param with_kafka: the session can read and write topics too.
     """
     os.environ["PYSPARK_PYTHON"] = sys.executable
     builder = SparkSession.builder
@@ -37,6 +44,8 @@ def build_session(
         builder = builder.config(name, value)
     installed, extensions = spark_versions.installed(), [_ICEBERG]
     packages = [installed.iceberg_runtime, session.LOCAL_FILES]
+    if with_kafka:
+        packages.append(installed.kafka_connector)
     if with_delta:
         packages += installed.delta_packages
         extensions.append("io.delta.sql.DeltaSparkSessionExtension")
@@ -95,7 +104,8 @@ class TimedPipeline(Pipeline):
     """A pipeline whose micro-batches can be asked for after it has run.
 
     Spark's own micro-batch may be several here: it has all files that wait, and the sink applies them in parts. So a
-    micro-batch lasts from its beginning to the next one's, which has its planning; the last one to its last commit.
+    micro-batch lasts from its beginning to the next one's, which has its planning; the last one to its last commit, or
+    to the end of the minor compaction after it.
     Not by a `StreamingQueryListener`: PySpark makes Python objects of its events in thousands of calls to the JVM, with
     a third of a core's time, in which the next micro-batch runs.
     """
@@ -103,7 +113,7 @@ class TimedPipeline(Pipeline):
     def __init__(self, spark: SparkSession, config: Config, observer: Observer = nobody) -> None:
         self._begun: list[float] = []
         self._working: set[str] = set()  # tables of the micro-batch in progress
-        self._committed = 0.0
+        self._done = 0.0
 
         def hear(event: Event) -> None:
             if isinstance(event, BatchStarted):
@@ -111,8 +121,8 @@ class TimedPipeline(Pipeline):
                     self._begun.append(perf_counter())
                     self._working.clear()
                 self._working.add(event.table)
-            elif isinstance(event, Committed):
-                self._committed = perf_counter()
+            elif isinstance(event, Committed) or (isinstance(event, RewriteDone) and event.kind == _COMPACTION):
+                self._done = perf_counter()
             observer(event)
 
         super().__init__(spark, config, hear)
@@ -120,4 +130,4 @@ class TimedPipeline(Pipeline):
     @property
     def batch_seconds(self) -> list[float]:
         """Of each micro-batch, in order. A stage that waits for the next trigger's time counts."""
-        return [end - begin for begin, end in pairwise([*self._begun, self._committed])]
+        return [end - begin for begin, end in pairwise([*self._begun, self._done])]

@@ -170,11 +170,16 @@ class Workload:
         inserts_from: int | None = None,
         keys: Keys = "zipf",
         shape: Shape | None = None,
+        late: float = 0.0,
     ) -> None:
         """Create the source table with `rows` accounts, at version 1.
 
         :param inserts_from: from this micro-batch on (the first is 1), all events are inserts. None for never.
+        :param late: share of the events that come one micro-batch late. All are updates of accounts with a later event
+            that comes in time. So each of them has a lower number than a change of its account that came before it.
         """
+        self._late = late
+        self._held_back = CHANGE_SCHEMA.empty_table()
         self._keys = keys
         self._seed = seed
         self._shape = shape or Shape()
@@ -210,6 +215,8 @@ class Workload:
         Updates draw their account from the shape's Zipf distribution over the live accounts, deletes from the same
         weights without replacement. An account may be changed many times, also in the batch that inserts it; a delete
         is the last event of its account within the batch. Accounts are never born again.
+
+        With a share of late events, some events are held back, and those of the batch before come first.
         """
         self._batches += 1
         if self._batches == self._inserts_from:
@@ -219,6 +226,9 @@ class Workload:
         new = self._insert_ids(events - updates - deletes)
         weights = self._weights()
         updated = self._ranked[_draw(rng, weights, updates)]
+        late = round(events * self._late)
+        if late:  # enough accounts must have several events
+            updated[-late:] = rng.choice(updated[:-late], late)
         deleted = self._ranked[_draw_distinct(rng, weights, deletes)]
 
         # Each event gets a random place in the batch. The places of one account are then handed to its events in the
@@ -234,8 +244,17 @@ class Workload:
         self._next_seq += events
         self._ranked = self._ranked[self._alive[self._ranked]]
 
-        in_order = np.argsort(place)
-        return self._events_table(operation[in_order], before.take(in_order), after.take(in_order))
+        in_order, held_back = np.argsort(place), np.zeros(events, np.bool_)
+        if late:
+            goes_on = np.r_[account[1:] == account[:-1], False]
+            held_back[rng.choice(np.flatnonzero((operation == _UPDATE) & goes_on), late, replace=False)] = True
+        in_time, later = (
+            self._events_table(operation[chosen], before.take(chosen), after.take(chosen))
+            for chosen in (in_order[~held_back[in_order]], in_order[held_back[in_order]])
+        )
+        changes = pa.concat_tables([self._held_back, in_time])
+        self._held_back = later
+        return changes
 
     def _weights(self) -> npt.NDArray[np.float64]:
         """How often an account is drawn, of those in `_ranked`."""
@@ -412,13 +431,14 @@ def totals(accounts: DataFrame) -> Totals:
     return Totals(count=row[0], balance=row[1] or Decimal(0), version=row[2] or 0)
 
 
-def checksum(accounts: DataFrame) -> int:
-    """Return a checksum of all columns of all rows, whatever their order; a repeated row counts as often as it occurs.
+def checksum(accounts: DataFrame, columns: Sequence[str] = TABLE_SCHEMA.names) -> int:
+    """Return a checksum of these columns of all rows, whatever their order; a repeated row counts as often as it
+    occurs.
 
     It is the sum of a 64-bit hash per row, so it can be compared only with the same function's result, over a table or
     over a Dataset's `expected` file.
     """
-    row_hash = F.xxhash64(*TABLE_SCHEMA.names).cast("decimal(38,0)")
+    row_hash = F.xxhash64(*columns).cast("decimal(38,0)")
     row = accounts.agg(F.sum(row_hash)).first()
     assert row is not None, "an aggregate without keys has one row"
     return int(row[0] or 0)
