@@ -88,10 +88,11 @@ versions: jdk setup ## Tests on another Spark, such as SPARK=4.1.1
 faults: jdk $(VENV)/.with-dev ## The tests of faults, with 50 kills; writes what they saw into docs/faults.md
 	ROWDELTA_KILLS=50 $(BIN)/python -m pytest -m fault --write-faults
 
-bench: jdk $(VENV)/.with-dev ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, decoding, the key index, many tables, the start
+bench: jdk $(VENV)/.with-dev ## The benchmarks: rowdelta and MERGE INTO (Iceberg, Delta), mode append, order and history, decoding, the key index, many tables, the start
 	$(BIN)/python -m benchmarks.bench
 	$(BIN)/python -m benchmarks.bench --only 'Delta|position v3, unpartitioned$$'
 	$(BIN)/python -m benchmarks.bench --inserts-only --only '(append|position) v2, unpartitioned$$' --batches 10
+	$(BIN)/python -m benchmarks.versions --rows 2000000 10000000
 	$(BIN)/python -m benchmarks.decode
 	$(BIN)/python -m benchmarks.keyindex
 	$(BIN)/python -m benchmarks.many_tables --cases 1:1 300:300 --rows 10

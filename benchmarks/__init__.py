@@ -4,6 +4,7 @@
     streams          the Spark session, the source stream and the trigger times, shared by every sink under test
     merge_baseline   the usual alternative: `foreachBatch` + `MERGE INTO`
     bench            `make bench`, which puts these together
+    versions         what order, soft deletes, conditions and history cost, and history by `MERGE INTO`
     peers            `make bench-peers`: more peers, each in a process of its own, and what readers pay
     soak             `make soak`: thousands of micro-batches, with kills
     memory           a micro-batch larger than memory
