@@ -10,6 +10,7 @@ class VersionColumns:
 
     :param tracked: the columns whose changes make another version. None: all.
     :param untracked: those whose changes don't, if `tracked` is None.
+    :param last_only: of a key's changes in a micro-batch, only the last one counts.
     """
 
     start: str
@@ -17,6 +18,7 @@ class VersionColumns:
     current: str
     tracked: tuple[str, ...] | None = None
     untracked: tuple[str, ...] = ()
+    last_only: bool = False
 
     @property
     def names(self) -> tuple[str, str, str]:

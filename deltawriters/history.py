@@ -129,6 +129,8 @@ class History:
         events = events.append_column(HASH, hashes)
         events, moves = self._without_idle_removals(events)
         events, lost = self._completed(events)
+        if self._names.last_only:
+            events = _last_only(events)
         letters = list[pa.StructArray]()
         if records is not None and len(lost):
             for bad in records.take(pa.array(np.sort(lost))).chunks:
@@ -399,6 +401,15 @@ def _with(rows: pa.Table, name: str, values: pa.Array | pa.ChunkedArray) -> pa.T
 def _nullable(schema: pa.Schema) -> pa.Schema:
     """Of a delete, only the key is known."""
     return pa.schema([field.with_nullable(True) for field in schema])
+
+
+def _last_only(events: pa.Table) -> pa.Table:
+    """Without the changes of each key but the last one."""
+    key, number = (storage(events.column(name)).to_numpy() for name in (_KEY, _CHANGE))
+    is_change = number >= 0
+    last = np.full(int(key.max(initial=-1)) + 1, -1)
+    last[key[is_change]] = np.flatnonzero(is_change)  # numpy keeps the last of repeated assignments to one index
+    return events.filter(pa.array(~is_change | (last[key] == np.arange(len(key)))))
 
 
 def _goes_on(key: Ints) -> Flags:

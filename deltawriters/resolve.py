@@ -193,9 +193,11 @@ def resolve(
         )
         entries = Entries.joined([entries, closed.entries, superseded], entries.files)
         old_rows = _united([*old_rows, *closed.old_rows])
-    run = index.run_name
+    runs = list[RunInfo]()
+    if len(entries.high):  # of a table with history, all changes may have been late, or partial and without a row
+        runs = [write_run(index.slice.io, index.slice.location, index.run_name, index.sequence, entries)]
     return IndexResult(
-        runs=[write_run(index.slice.io, index.slice.location, run, index.sequence, entries)],
+        runs=runs,
         merged=index.merged_runs(),
         old_rows=old_rows,
         inserted=int(np.count_nonzero(live & ~known)),

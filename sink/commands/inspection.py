@@ -104,10 +104,13 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         descending = plan.changelog.descending
         names = (f"{name} desc" if name in descending else name for name, _ in plan.changelog.order_by)
         order = ", ".join(names) or "topic, partition, offset"
-        if plan.late is not None:
+        if section.late != "apply":
             order += "; late changes are left out" + (", as dead letters" if plan.changelog.keeps_late else "")
         how = "" if section.mode == "append" else f", deletes {section.deletes}, ordered by {order}"
         yield f"  mode {section.mode}{how}"
+        if section.history is not None:
+            start, end, current = section.history.columns
+            yield f"  history: all versions, from {start} to {end}; current rows have {current}"
         if section.soft_delete is not None:
             marked, purge = section.soft_delete.column, section.soft_delete.purge
             yield f"  a delete marks the row in {marked}" + (f"; purged after {purge}" if purge is not None else "")

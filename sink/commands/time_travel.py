@@ -16,7 +16,7 @@ from sink.errors import ConfigError, TableError
 from sink.sources.source import Position
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.spark.versions import to_arrow
+from sink.spark.versions import to_arrow, try_cast
 from sink.targets.catalogs import Catalogs
 from sink.targets.history import History, shown_position, shown_time
 from sink.targets.own_state import property_prefix
@@ -88,7 +88,15 @@ def history(spark: SparkSession, config: Config, name: str) -> History:
     return _load(spark, config, name).reader().history(property_prefix(config))
 
 
-def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequence[str], limit: int) -> Shown:
+def show(
+    spark: SparkSession,
+    config: Config,
+    name: str,
+    when: When,
+    key: Sequence[str],
+    limit: int,
+    valid_at: str | None = None,
+) -> Shown:
     """Rows of a state of the table.
 
     :param name: catalog.namespace.table.
@@ -96,6 +104,7 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
     :param key: texts `column=value`. Only rows with these values are shown. If the table's key is one column, the value
         alone is enough.
     :param limit: at most so many rows.
+    :param valid_at: of a table with history, only the versions that held at this time: a value of the column `from`.
     :raises TableError: there is no such table, or the state isn't known any more.
     :raises ConfigError: `key` doesn't fit the table, or `when` doesn't fit its source.
     """
@@ -117,6 +126,8 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
         raise TableError(f"{name}: the table has no {word} yet. Run rowdelta run first.")
     heading = f"{name}: {word} {version} of {shown_time(found.time(version))}, {_position(found, version)}{later}"
     frame = table.reader().frame_at(version)
+    if valid_at is not None:
+        frame = _valid_at(frame, config, name, valid_at)
     wanted = _key_values(key, name, _key_columns(config, table))
     rows = _matching(frame, wanted, name).limit(limit)
     cells = [_text(field).alias(field.name) for field in frame.schema]
@@ -129,6 +140,19 @@ def show(spark: SparkSession, config: Config, name: str, when: When, key: Sequen
             f"({java_message(error)}). Give a later one."
         ) from None
     return Shown(heading, frame.columns, read["json"], read["cells"])
+
+
+def _valid_at(frame: DataFrame, config: Config, name: str, time: str) -> DataFrame:
+    """:raises ConfigError: the table has no history, or the time isn't one."""
+    history = next((section.history for section in config.tables if section.target == name), None)
+    if history is None:
+        raise ConfigError(f"{name}: got --valid-at, which is for tables with history, and its entry has none.")
+    start, end = (F.col(quoted(column)) for column in (history.start, history.end))
+    at = try_cast(F.lit(time), frame.schema[history.start].dataType)
+    if frame.sparkSession.range(1).select(at.isNull()).first()[0]:  # type: ignore[index]
+        dtype = frame.schema[history.start].dataType.simpleString()
+        raise ConfigError(f"{name}: --valid-at is {time!r}, expected a {dtype}, as in {history.start}.")
+    return frame.where((start <= at) & (end.isNull() | (at < end)))
 
 
 def _load(spark: SparkSession, config: Config, name: str) -> Table:

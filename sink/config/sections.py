@@ -422,6 +422,7 @@ class HistorySection(Section):
     :param current: the column that is true in the current version. The table is partitioned by it.
     :param track: the columns whose changes make another version.
     :param ignore: `except:` with `track: all`, the columns whose changes don't.
+    :param granularity: `micro-batch`: of a key's changes in a micro-batch, only the last one counts.
     """
 
     start: str = Field(default="valid_from", alias="from")
@@ -429,6 +430,7 @@ class HistorySection(Section):
     current: str = "is_current"
     track: Literal["all"] | Columns = "all"
     ignore: list[str] = Field(default_factory=list, alias="except")
+    granularity: Literal["change", "micro-batch"] = "change"
 
     @property
     def columns(self) -> tuple[str, str, str]:

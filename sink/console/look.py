@@ -62,6 +62,10 @@ def add_history(commands: Commands) -> None:
         "--key", metavar="COLUMN=VALUE", action="append", default=[],
         help="only rows with this value; may be given for several columns. Without a column it is the key's",
     )  # fmt: skip
+    show.add_argument(
+        "--valid-at", metavar="TIME",
+        help="of a table with history, the versions that held at this time, such as 2026-01-31T12:00:00Z",
+    )  # fmt: skip
     when = show.add_mutually_exclusive_group()
     when.add_argument("--as-of", metavar="TIME", type=_time, help="ISO 8601, such as 2026-01-31T12:00:00; UTC")
     when.add_argument("--version", metavar="ID", type=int, help="a snapshot or version; rowdelta history lists them")
@@ -108,7 +112,8 @@ def _show(args: argparse.Namespace) -> int:
         from sink.commands import time_travel
 
         when = time_travel.When(args.as_of, args.version, args.at_position)
-        found = time_travel.show(spark, config, time_travel.target(config, args.table), when, args.key, args.limit)
+        table = time_travel.target(config, args.table)
+        found = time_travel.show(spark, config, table, when, args.key, args.limit, args.valid_at)
         print(printable(found.heading), file=sys.stderr)
         if args.json:
             yield from found.rows

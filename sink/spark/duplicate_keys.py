@@ -14,10 +14,13 @@ from sink.targets.seam import Table
 log = logging.getLogger("rowdelta")
 
 
-def check_tells_rows_apart(config: Config, key: TableKey, table: Table, spark: SparkSession) -> None:
+def check_tells_rows_apart(
+    config: Config, key: TableKey, table: Table, spark: SparkSession, current: str | None = None
+) -> None:
     """Look for rows that share a key, where nothing else says that there are none: in a table that others have filled,
     and in one whose key is new. A row with a NULL in its key is never found by it, so it doesn't count.
 
+    :param current: the column that is true in current rows, if the table has history.
     :raises TableError: one change of such a key would remove all these rows.
     """
     text = table.property(property_name(config))
@@ -25,7 +28,8 @@ def check_tells_rows_apart(config: Config, key: TableKey, table: Table, spark: S
     if not key.columns or table.is_empty() or set(key.columns) in (set(known), set(table.identifiers())):
         return
     log.info("%s: looking whether %s tells its rows apart", table.name, shown(key.columns))
-    rows = table.reader().frame(spark).select(*(quoted(name) for name in key.columns)).na.drop()
+    frame = table.reader().frame(spark)
+    rows = (frame if current is None else frame.where(quoted(current))).select(*map(quoted, key.columns)).na.drop()
     several = rows.groupBy(*(quoted(name) for name in key.columns)).count().where("count > 1")
     found = several.agg(F.count("*"), F.max("count")).collect()[0]
     if found[0]:

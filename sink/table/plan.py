@@ -169,7 +169,8 @@ def open_table(
         # its location and some of its properties are the catalog's choice
         table.check_writable(appends=section.mode == "append", copies=section.copies)
     else:
-        check_tells_rows_apart(config, key, table, spark)
+        current = None if section.history is None else section.history.current
+        check_tells_rows_apart(config, key, table, spark, current)
     return table, plan, key
 
 
@@ -612,12 +613,7 @@ def _versions(
     names, time = {column.name: column.type for column in columns}, order_by[0][1]
     for name, dtype in zip(history.columns, (time, time, T.BooleanType()), strict=True):
         if names.get(name) != dtype:
-            found = "no such column" if name not in names else names[name].simpleString()
-            raise TableError(
-                f"{section.target}: history needs a column {name} of type {dtype.simpleString()}, and it has {found}. "
-                "A table can't get history later: let the sink create another one, or create one with these columns "
-                f"and partition it by {history.current}."
-            )
+            raise _lacks_history(section, name, dtype, names.get(name))
     for key, listed in (("track", () if history.track == "all" else history.track), ("except", history.ignore)):
         for name in listed:
             if name not in names:
@@ -626,7 +622,17 @@ def _versions(
                     f"{', '.join(sorted(names))}."
                 )
     tracked = None if history.track == "all" else tuple(history.track)
-    return VersionColumns(*history.columns, tracked, (*history.ignore, *section.metadata))
+    untracked, last_only = (*history.ignore, *section.metadata), history.granularity == "micro-batch"
+    return VersionColumns(*history.columns, tracked, untracked, last_only)
+
+
+def _lacks_history(section: TableSection, name: str, wanted: T.DataType, found: T.DataType | None) -> TableError:
+    assert section.history is not None
+    return TableError(
+        f"{section.target}: history needs a column {name} of type {wanted.simpleString()}, and it has "
+        f"{'no such column' if found is None else found.simpleString()}. A table can't get history later: let the sink "
+        f"create another one, or create one with these columns and partition it by {section.history.current}."
+    )
 
 
 def truncate_refused(section: TableSection, position: Position | None) -> str:
@@ -686,6 +692,8 @@ def _check_columns(section: TableSection, wanted: T.StructType | None, columns: 
         return
     actual = {column.name: column for column in columns}
     for field in wanted.fields:
+        if field.name not in actual and field.name in section.version_columns:
+            raise _lacks_history(section, field.name, field.dataType, None)
         if field.name not in actual:
             raise TableError(
                 f"{section.target} has no column {field.name!r}. Add it to the table (ALTER TABLE … ADD COLUMN) or "

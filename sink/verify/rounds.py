@@ -222,7 +222,7 @@ class Rounds:
         self.outcome = Outcome(target.name, source.name)
         self._compared = _compared(plan, target, source, self.outcome.not_compared)
         self._condition = _condition(plan, target, source)
-        self._soft_delete = plan.changelog.soft_delete
+        self._soft_delete, self._history = plan.changelog.soft_delete, plan.changelog.history
         names = [column.name for column in self._compared]
         key = plan.section.key or names  # in mode append rows are amount
         for name in key:
@@ -340,6 +340,8 @@ class Rounds:
         frame = reader.frame(self._spark).limit(0) if snapshot is None else reader.current_frame(snapshot)
         if self._soft_delete is not None:  # the source doesn't have these rows any more
             frame = frame.where(~F.col(quoted(self._soft_delete.column)).eqNullSafe(F.lit(True)))
+        if self._history is not None:
+            frame = frame.where(F.col(quoted(self._history.current)))
         if scope is None:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state
