@@ -91,6 +91,12 @@ class NoMessagesError(TemporaryError):
         )
 
 
+class MoreTopicsError(TemporaryError):
+    """A table's pattern has found more topics, which it isn't read from yet."""
+
+    is_harmless = True
+
+
 class RolledBackError(TemporaryError):
     """The table was rolled back while the sink ran, so its position is earlier than the sink expected."""
 

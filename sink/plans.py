@@ -1,7 +1,7 @@
 """What tasks are told: plain values that the driver makes. They know no Spark."""
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
 from typing import Any
 
 from changelog.decoding import ChangelogDecoder
@@ -65,11 +65,16 @@ class TaskPlan:
 
 @dataclass(frozen=True)
 class Share:
-    """A table's part in a job that writes several tables. One task writes the whole table, so it owns all hashes."""
+    """A table's part in a job that writes several tables. One task writes the whole table, so it owns all hashes.
+
+    :param begin: topic -> partition -> offset from which the table hasn't applied records. Other tables may have others
+        of the same topics.
+    """
 
     decoder: ChangelogDecoder
     plan: TaskPlan
     hash: KeyHash
+    begin: Mapping[str, Mapping[str, int]] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

@@ -101,11 +101,12 @@ class TaskResult:
 class ShareResult:
     """What a task wrote of one of several tables.
 
+    :param table: its `TableSection.id`.
     :param observed: what the table can't store (`changelog.decoding.Observed`).
     :param stated: what the messages state.
     """
 
-    source: str
+    table: str
     written: TaskResult
     observed: Mapping[str, str]
     stated: Stated
@@ -117,4 +118,4 @@ class ShareResult:
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
         stated = {(fact if isinstance(fact, str) else tuple(fact)): (p, offset) for fact, (p, offset) in json["stated"]}
-        return cls(json["source"], TaskResult.from_json(json["written"]), json["observed"], stated)
+        return cls(json["table"], TaskResult.from_json(json["written"]), json["observed"], stated)

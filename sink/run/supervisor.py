@@ -21,7 +21,15 @@ from changelog.spec import ChangelogSpec
 from sink import logs
 from sink.config import Config
 from sink.deadletters.table import DeadLetters, open_dead_letters
-from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TemporaryError, summary
+from sink.errors import (
+    ConfigError,
+    MoreTopicsError,
+    NoMessagesError,
+    NotChangesError,
+    RowdeltaError,
+    TemporaryError,
+    summary,
+)
 from sink.plans import Share
 from sink.redaction import masked
 from sink.results import ShareResult
@@ -211,7 +219,9 @@ class Supervisor:
         return [member for member in self.failed() if not is_harmless(member.error)]
 
     def enter(self, tables: Iterable[ResolvedTable], from_start: bool = False) -> list[Member]:
-        """Add the tables that aren't known yet, and known ones with new topics. The caller then opens them."""
+        """Add the tables that aren't known yet. The caller then opens them. Known tables whose patterns have found more
+        topics are set aside, to be opened again (`due`).
+        """
         tables = list(tables)
         new = [Member(table, from_start=from_start) for table in tables if table.section.id not in self.members]
         grown = [(member, table) for table in tables if (member := self._grown(table)) is not None]
@@ -220,9 +230,11 @@ class Supervisor:
         for member in new:
             self._observer(TableFound(member.target, member.source))
         for member, table in grown:
-            log.info("%s: more topics, now %s", member.target, ", ".join(table.section.topics))
             member.resolved = table
-        return [*new, *(member for member, _ in grown)]
+            if member.sink is not None:
+                topics = ", ".join(table.section.topics)
+                self.set_aside(member, MoreTopicsError(f"{member.target} has more topics: it takes {topics}."))
+        return new
 
     def _grown(self, table: ResolvedTable) -> Member | None:
         """The table, if it is known, and its pattern has found more topics."""

@@ -87,8 +87,6 @@ class KafkaSource(Topics):
         self._generation = ""
         self._starts: dict[str, Places] = {}
         """By table: from where it is read."""
-        self._takers = Counter[str]()
-        """How many tables a topic has."""
         self._begin: Places = {}
         """Where the stream begins."""
         self._ids: dict[str, Mapping[str, str]] = {}
@@ -125,7 +123,6 @@ class KafkaSource(Topics):
         self._caught_up = {}
         self._starts = {table.id: self._starts[table.id] for table in tables}
         self._begin = _first_of(self._starts.values())
-        self._takers = Counter(topic for places in self._starts.values() for topic in places)
         options = READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
         frame = (
             self._spark.readStream.format("kafka")
@@ -187,8 +184,7 @@ class KafkaSource(Topics):
         ahead = {topic: ends[topic] for topic in table.topics if topic in ends}
         end = self.furthest(position_of(table, ahead), position or {})
         count = sum(to - max(0, ours.begin[p]) for ours in own for p, to in ours.end.items())
-        is_alone = not table.many_topics and self._takers[table.source] < 2
-        return TableBatch(records, end, count, share=SharedRead(own, read) if is_alone else None)
+        return TableBatch(records, end, count, share=SharedRead(own, read))
 
     def _left(self, table: TableSection, topic: str, had: Offsets, begin: Offsets, end: Offsets) -> Range:
         """What a micro-batch has of a topic that a table hasn't.

@@ -6,17 +6,18 @@ import functools
 import json
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
 from pyspark.sql import SparkSession
+from pyspark.sql import functions as F
 
 from changelog.amounts import amount
 from sink.plans import Share
 from sink.results import ShareResult
-from sink.sources.source import TableBatch
+from sink.sources.source import Range, TableBatch
 from sink.spark.accumulators import ListParam, accumulator
-from sink.spark.tasks.shares import PackedShares, run_shares
+from sink.spark.tasks.shares import GROUP, PackedShares, run_shares
 from sink.spark.tasks.worker import RESULT_SCHEMA
 from sink.table.microbatch import TableSink
 from sink.table.task_plans import SMALL_BATCH
@@ -46,18 +47,19 @@ class JointWriter:
         """Write as many tables as possible. Each table's sink takes over its files.
 
         :param spark: the stream's session.
-        :param sinks: the tables' sinks, by source.
-        :param shares: the tables' shares, by source.
-        :return: by source. The caller must write each missing table in a job of its own.
+        :param sinks: the tables' sinks, by `TableSection.id`.
+        :param shares: the tables' shares, likewise.
+        :return: likewise. The caller must write each missing table in a job of its own.
             If the table caused a failure, that job shows the reason.
         """
         # the same setting as for a table's own job
         spark.conf.set("spark.sql.adaptive.enabled", "false")
         tasks = int(spark.conf.get("spark.sql.shuffle.partitions") or 1)
         done: dict[str, ShareResult] = {}
-        for part, packed in _jobs(shares, tasks * SMALL_BATCH):
+        groups = _groups(shares)
+        for part, packed in _jobs(shares, groups, tasks * SMALL_BATCH):
             if len(part) > 1 and time.monotonic() >= self._paused_until:
-                done |= self._write(sinks, part, packed, min(len(part), tasks))
+                done |= self._write(sinks, part, packed, groups, tasks)
         return done
 
     def _write(
@@ -65,7 +67,8 @@ class JointWriter:
         sinks: Mapping[str, TableSink],
         batches: Mapping[str, TableBatch],
         packed: PackedShares,
-        tasks: int,
+        groups: Mapping[str, str],
+        most_tasks: int,
     ) -> dict[str, ShareResult]:
         function = functools.partial(run_shares, packed, self._paths)
         self._paths.value = []
@@ -73,24 +76,30 @@ class JointWriter:
         failure: Exception | None = None
         try:
             reads = [batch.share for batch in batches.values() if batch.share is not None]
-            records = reads[0].read([part for read in reads for part in read.ranges], tasks)
+            ranges = _united(part for read in reads for part in read.ranges)
+            tasks = min(len({groups[part.topic] for part in ranges}), most_tasks)
+            records = reads[0].read(ranges, tasks)
+            others = {part.topic: groups[part.topic] for part in ranges if groups[part.topic] != part.topic}
+            group = F.col("source")
+            if others:
+                pairs = [F.lit(text) for pair in others.items() for text in pair]
+                group = F.coalesce(F.element_at(F.create_map(*pairs), group), group)
+            records = records.withColumn(GROUP, group)
             if tasks > 1:
-                records = records.repartition(tasks, "source")
-            written = records.sortWithinPartitions("source").mapInArrow(
-                lambda batches: function(batches), RESULT_SCHEMA
-            )
+                records = records.repartition(tasks, GROUP)
+            written = records.sortWithinPartitions(GROUP).mapInArrow(lambda batches: function(batches), RESULT_SCHEMA)
             results = [json.loads(row.result) for row in written.collect()]
         except Exception as error:  # noqa: BLE001 - if one of the tables is the cause, its own job will show that
             failure = error
             self._paused_until = time.monotonic() + PAUSE
-        by_source: dict[str, list[str]] = {}
-        for source, path in self._paths.value:
-            by_source.setdefault(source, []).append(path)
-        for source, paths in by_source.items():
-            sinks[source].take_over(paths)
+        by_table: dict[str, list[str]] = {}
+        for table, path in self._paths.value:
+            by_table.setdefault(table, []).append(path)
+        for table, paths in by_table.items():
+            sinks[table].take_over(paths)
             if failure is not None:
                 # if one task fails, the files of the other tasks are deleted too
-                sinks[source].discard()
+                sinks[table].discard()
         if failure is not None:
             log.warning(
                 "%s could not be written in one job; for a minute each gets its own: %s",
@@ -99,28 +108,50 @@ class JointWriter:
             )
         for result in results:
             if "failed" in result:
-                name = sinks[result["source"]].table.name
+                name = sinks[result["table"]].table.name
                 log.warning("%s: to be written by itself: %s", name, result["failed"])
-        return {result["source"]: ShareResult.from_json(result) for result in results if "failed" not in result}
+        return {result["table"]: ShareResult.from_json(result) for result in results if "failed" not in result}
+
+
+def _groups(shares: Mapping[str, tuple[TableBatch, Share]]) -> dict[str, str]:
+    """Topic -> the first topic of its group: tables that have topics in common are written by one task."""
+    groups: dict[str, str] = {}
+    for _, share in shares.values():
+        topics = sorted(share.begin)
+        groups.update({topic: topic for topic in topics if topic not in groups})
+        if len(topics) > 1:
+            together = {groups[topic] for topic in topics}
+            groups = {topic: min(together) if group in together else group for topic, group in groups.items()}
+    return groups
+
+
+def _united(ranges: Iterable[Range]) -> list[Range]:
+    """All records of several ranges, each once. Of the same partition they have the same end."""
+    found: dict[str, Range] = {}
+    for part in ranges:
+        known = found.get(part.topic, part)
+        begin = {p: min(offset, known.begin.get(p, offset)) for p, offset in part.begin.items()}
+        found[part.topic] = Range(part.topic, {**known.begin, **begin}, {**known.end, **part.end})
+    return list(found.values())
 
 
 def _jobs(
-    shares: Mapping[str, tuple[TableBatch, Share]], most_records: int
+    shares: Mapping[str, tuple[TableBatch, Share]], groups: Mapping[str, str], most_records: int
 ) -> Iterator[tuple[dict[str, TableBatch], PackedShares]]:
     """Groups of shares, each for one job. A job has not too many records, and not too many topic-partitions. Its tasks
     get not too many bytes.
     """
     part: dict[str, TableBatch] = {}
     packed, records, partitions = PackedShares(), 0, 0
-    for source, (batch, share) in shares.items():
+    for table, (batch, share) in shares.items():
         more = batch.estimated_rows or 0
         read = sum(len(part.begin) for part in batch.share.ranges) if batch.share is not None else 0
         full = records + more > most_records or partitions + read > MOST_PARTITIONS or packed.size > MOST_BYTES
         if part and full:
             yield part, packed
             part, packed, records, partitions = {}, PackedShares(), 0, 0
-        part[source] = batch
-        packed.add(source, share)
+        part[table] = batch
+        packed.add(groups[next(iter(share.begin))], table, share)
         records += more
         partitions += read
     if part:

@@ -1,12 +1,13 @@
 """The first and the last messages of a table's source, read by Spark jobs."""
 
+import re
 from collections.abc import Callable, Mapping, Sequence
 from functools import cached_property
 from typing import TypeVar
 
 import pyarrow as pa
 from pyspark.errors import PySparkException
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
@@ -17,6 +18,7 @@ from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.sources.kafka import READ_OPTIONS
 from sink.sources.source import Source
+from sink.spark.expressions import any_of
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.versions import to_arrow
 from sink.table import inference
@@ -93,12 +95,20 @@ class SparkSample:
     @cached_property
     def _first(self) -> pa.Table:
         try:
-            return to_arrow(_sample(self._spark, self._config, self._table))
+            return to_arrow(_sample(self._spark, self._config, self._table, self._topics))
         except (*JAVA_ERRORS, PySparkException):
             found = self._source.check([(self._table, None)], [self._table.id])[0]
             if isinstance(found, RowdeltaError):  # there is no such topic
                 raise found from None
             raise
+
+    @property
+    def _topics(self) -> Sequence[str]:
+        """Those that exist, since Spark would read nothing if one has gone."""
+        if not self._table.many_topics:
+            return self._table.topics
+        existing = set(self._source.names())
+        return [topic for topic in self._table.topics if topic in existing] or self._table.topics
 
     def _asking_registry(self, question: Callable[[], T]) -> T:
         return _asking_registry(self._table, question)
@@ -129,14 +139,25 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
         ) from None
 
 
-def _sample(spark: SparkSession, config: Config, table: TableSection) -> DataFrame:
+def _sample(spark: SparkSession, config: Config, table: TableSection, topics: Sequence[str]) -> DataFrame:
     if config.source.type == "files":
         absent = {name: F.lit(None).cast(_SQL[name]).alias(name) for name in RAW_SCHEMA.names}
         absent["value"] = F.col("value").cast("binary").alias("value")
         return spark.read.text(table.source).limit(inference.SAMPLE).select(*absent.values())
     options = READ_OPTIONS | {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
-    frame = spark.read.format("kafka").options(**options).option("subscribe", ",".join(table.topics)).load()
+    frame = spark.read.format("kafka").options(**options).option("subscribe", ",".join(topics)).load()
+    if table.other_tables == "ignore" and table.source_tables:
+        frame = frame.where(_may_be_of(table.source_tables))
     return frame.select(F.col("topic").alias("source"), *RAW_SCHEMA.names[1:]).limit(inference.SAMPLE)
+
+
+def _may_be_of(patterns: Sequence[str]) -> Column:
+    """Whether messages may be of the source's tables that an entry takes, which may come late in the topic: they have
+    the longest part of the table's name without wildcards. Who decodes them knows exactly.
+    """
+    names = (name.rpartition(".")[2] for name in patterns)
+    parts = [max(re.findall(r"[\w $-]+", name, re.ASCII), key=len, default="") for name in names]
+    return any_of([F.contains("value", F.lit(part.encode())) for part in parts])
 
 
 _OWN = {

@@ -309,7 +309,8 @@ class TableSink:
         self._scratch.keep()
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         self._follow_plan()
-        return begun, Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1))
+        begin = {part.topic: part.begin for part in batch.share.ranges}
+        return begun, Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1), begin)
 
     def take_over(self, paths: Sequence[str]) -> None:
         """Take responsibility for the files that a joint job wrote for this table."""

@@ -96,8 +96,8 @@ def test_five_tables_in_one_job(
     together: list[int] = []
     original = joint._jobs
 
-    def jobs(shares: Any, most_records: int) -> Any:
-        for part, packed in original(shares, most_records):
+    def jobs(shares: Any, groups: Any, most_records: int) -> Any:
+        for part, packed in original(shares, groups, most_records):
             together.append(len(part))
             yield part, packed
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from random import Random
 from threading import Lock, Thread
+from types import SimpleNamespace
 from typing import Any
 from uuid import uuid4
 
@@ -656,14 +657,14 @@ def test_shares_are_dealt_out_to_jobs_by_records_partitions_and_size() -> None:
         offsets = dict.fromkeys(map(str, range(partitions)), 0)
         read = SharedRead([Range("t", offsets, offsets)], lambda *_: pytest.fail("is not to be read"))
         batch = TableBatch(lambda: pytest.fail("is not to be read"), {}, records, share=read)
-        return batch, os.urandom(size)
+        return batch, SimpleNamespace(begin={"t": offsets}, content=os.urandom(size))
 
     def jobs(*shares: tuple[TableBatch, Any]) -> list[list[str]]:
         by_source = {str(i): share for i, share in enumerate(shares)}
-        parts = list(joint._jobs(by_source, 100))
+        parts = list(joint._jobs(by_source, {"t": "t"}, 100))
         for part, packed in parts:
             unpacked = pickle.loads(pickle.dumps(packed)).unpacked()
-            assert unpacked == {source: by_source[source][1] for source in part}
+            assert unpacked == {"t": {source: by_source[source][1] for source in part}}
         return [list(part) for part, _ in parts]
 
     assert jobs() == []
@@ -674,7 +675,8 @@ def test_shares_are_dealt_out_to_jobs_by_records_partitions_and_size() -> None:
     assert jobs(share(1, 1), share(1, 1, most - 1), share(1, 1), share(1, 1, 2 * most)) == [["0", "1"], ["2"], ["3"]]
     same = joint.MOST_BYTES // 20
     assert len(jobs(*(share(1, same) for _ in range(40)))) > 1
-    tables = [(share(1, 1)[0], "x" * same) for _ in range(40)]
+    common = SimpleNamespace(begin={"t": {}}, content="x" * same)
+    tables = [(share(1, 1)[0], common) for _ in range(40)]
     assert len(jobs(*tables)) == 1, "what tables have in common hardly counts"
 
 

@@ -98,6 +98,18 @@ def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka, request: pytest.Fixt
     return Shop(spark, tmp_path, kafka, request.param)
 
 
+def test_a_table_whose_messages_come_late_in_the_topic(shop: Shop) -> None:
+    """Its columns are those of its own messages, wherever they are."""
+    shop.produce(*(message("orders", number, "o") for number in range(1500)))
+    shop.produce(message("users", 1, "u1", city="Oslo"))
+    shop.tables = {"users": {}, "items": {}}
+    shop.run()
+    assert shop.rows("users") == {1: "u1"}
+    shop.produce(message("items", 1, "i1"))
+    shop.run()
+    assert shop.rows("items") == {1: "i1"}
+
+
 def test_each_entry_takes_its_table_and_goes_on_from_its_own_position(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:

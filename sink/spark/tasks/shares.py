@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.accumulators import Accumulator
@@ -16,9 +17,11 @@ from sink.results import ShareResult
 from sink.spark.tasks.worker import forget_archives, results, this_task
 from sink.spark.tasks.write import write_changes
 
+GROUP = "_rowdelta_group"
+
 
 class PackedShares:
-    """Shares by source, compressed one after the other: those of tables of one pattern say nearly the same."""
+    """Shares, compressed one after the other: those of tables of one pattern say nearly the same."""
 
     def __init__(self) -> None:
         self._parts: list[bytes] = []
@@ -27,8 +30,9 @@ class PackedShares:
     def __getstate__(self) -> dict[str, Any]:
         return {"_parts": self._parts}
 
-    def add(self, source: str, share: Share) -> None:
-        self._parts.append(self._compressor.compress(pickle.dumps((source, share))))
+    def add(self, group: str, table: str, share: Share) -> None:
+        """:param group: see `run_shares`."""
+        self._parts.append(self._compressor.compress(pickle.dumps((group, table, share))))
         self._parts.append(self._compressor.flush(zlib.Z_SYNC_FLUSH))
 
     @property
@@ -36,13 +40,14 @@ class PackedShares:
         """In bytes."""
         return sum(map(len, self._parts))
 
-    def unpacked(self) -> dict[str, Share]:
+    def unpacked(self) -> dict[str, dict[str, Share]]:
+        """The tables' shares by group."""
         stream = io.BytesIO(zlib.decompressobj().decompress(b"".join(self._parts)))
         size = stream.getbuffer().nbytes
-        found: dict[str, Share] = {}
+        found: dict[str, dict[str, Share]] = {}
         while stream.tell() < size:
-            source, share = pickle.load(stream)
-            found[source] = share
+            group, table, share = pickle.load(stream)
+            found.setdefault(group, {})[table] = share
         return found
 
 
@@ -51,42 +56,59 @@ def run_shares(
 ) -> Iterator[pa.RecordBatch]:
     """Decode and write the records of several tables, one table after the other.
 
-    Yields a row for each table: the JSON of a `ShareResult`. If the table failed, the object has only `source` and
+    Yields a row for each table: the JSON of a `ShareResult`. If the table failed, the object has only `table` and
     `failed`, and the task has deleted the table's files.
 
-    :param shares: the tables' parts, by source.
-    :param written: collects pairs of source and path.
-    :param batches: raw records, grouped by source, so that memory holds the records of one table at a time.
+    :param shares: the tables' parts. A group has the tables that have topics in common, and is named by one topic.
+    :param written: collects pairs of table and path.
+    :param batches: raw records with the column `GROUP`, grouped by it, so that memory holds the records of one group at
+        a time.
     """
-    found, by_source = list[dict[str, Any]](), shares.unpacked()
-    for source, records in _by_source(batches):
-        share, observed = by_source[source], dict[str, str]()
-        stated = dict[tuple[str, ...] | str, tuple[int, int]]()
-        decoder = replace(share.decoder, observe=observed.update, observe_stated=stated.update)
-        task = replace(this_task(share.plan.operation), partition=0)
-        try:
-            changes = decoder(records)
-            result, paths = write_changes(share.plan, task, share.hash.added(changes) if share.plan.index else changes)
-        except Exception as error:  # noqa: BLE001 - the other tables go on; this one's own job then shows the error
-            found.append({"source": source, "failed": f"{type(error).__name__}: {error}"})
-        else:
-            written.add([(source, path) for path in paths])
-            found.append(ShareResult(source, result, observed, stated).to_json())
+    found, groups = list[dict[str, Any]](), shares.unpacked()
+    for group, records in _by_group(batches):
+        for table, share in groups[group].items():
+            own = records if len(groups[group]) == 1 else list(_own(records, share))
+            if not any(batch.num_rows for batch in own):
+                continue
+            observed, stated = dict[str, str](), dict[tuple[str, ...] | str, tuple[int, int]]()
+            decoder = replace(share.decoder, observe=observed.update, observe_stated=stated.update)
+            task = replace(this_task(share.plan.operation), partition=0)
+            try:
+                changes = decoder(own)
+                hashed = share.hash.added(changes) if share.plan.index else changes
+                result, paths = write_changes(share.plan, task, hashed)
+            except Exception as error:  # noqa: BLE001 - the other tables go on; this one's own job then shows the error
+                found.append({"table": table, "failed": f"{type(error).__name__}: {error}"})
+            else:
+                written.add([(table, path) for path in paths])
+                found.append(ShareResult(table, result, observed, stated).to_json())
     forget_archives()
     yield results(found)
 
 
-def _by_source(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
-    """Group consecutive records of the same source."""
+def _own(batches: Iterable[pa.RecordBatch], share: Share) -> Iterator[pa.RecordBatch]:
+    """The records of a group that a table hasn't applied."""
+    for batch in batches:
+        is_own = np.zeros(batch.num_rows, np.bool_)
+        topics, partitions, offsets = (batch.column(name) for name in ("source", "partition", "offset"))
+        for topic, begin in share.begin.items():
+            for partition, offset in begin.items():
+                here = pc.and_(pc.equal(topics, topic), pc.equal(partitions, int(partition)))
+                is_own |= pc.and_(here, pc.greater_equal(offsets, offset)).to_numpy(zero_copy_only=False)
+        yield batch.filter(pa.array(is_own))
+
+
+def _by_group(batches: Iterable[pa.RecordBatch]) -> Iterator[tuple[str, list[pa.RecordBatch]]]:
+    """Group consecutive records of the same group, without the column `GROUP`."""
     current, waiting = "", list[pa.RecordBatch]()
     for batch in batches:
-        runs = pc.run_end_encode(batch.column("source"), pa.int32())
-        start = 0
-        for source, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
-            if source != current and waiting:
+        runs = pc.run_end_encode(batch.column(GROUP), pa.int32())
+        batch, start = batch.drop_columns([GROUP]), 0
+        for group, end in zip(runs.values.to_pylist(), runs.run_ends.to_pylist(), strict=True):
+            if group != current and waiting:
                 yield current, waiting
                 waiting = []
-            current = source
+            current = group
             waiting.append(batch.slice(start, end - start))
             start = end
     if waiting:
