@@ -201,8 +201,16 @@ def database_table(resolved: ResolvedTable, configured: str | None) -> str:
     """
     if configured is not None and (resolved.from_pattern or not _REFERENCE.search(configured)):
         return _expanded(resolved, configured)
+    section, named = resolved.section, resolved.section.source_tables
+    if section.many_topics and configured is None:
+        raise ConfigError(
+            f"{resolved.path}.verify: {section.target} takes several topics, and a database has the rows of one. Name "
+            "a view of all that Spark reads (verify.spark_table); or verify.table, if one table has all rows."
+        )
     # Debezium's topics are <prefix>.<schema or database>.<table>
-    source = resolved.section.source.rpartition("/")[2]
+    source = section.source.rpartition("/")[2]
+    if len(named) == 1 and not {"*", "?"} & set(named[0]):
+        source = named[0]
     return source.partition(".")[2] if source.count(".") > 1 else source
 
 

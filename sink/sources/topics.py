@@ -42,17 +42,26 @@ def position_of(table: TableSection, places: Mapping[str, Offsets]) -> Offsets:
 
 
 def continued(table: TableSection, position: Position, topic: str) -> Position:
-    """A position as the table's source names its parts. A table of one topic may get others, and the reverse.
+    """A position as the table's source names its parts: a table of one topic may get others.
 
     :param topic: the one that the position is in, if it is one.
     """
-    has_names = any("-" in name for name in position)
-    if table.many_topics and not has_names:
-        return {f"{topic}-{partition}": offset for partition, offset in position.items()}
-    if has_names and not table.many_topics:
-        begin = f"{table.source}-"
-        return {p.removeprefix(begin): offset for p, offset in position.items() if p.rpartition("-")[0] + "-" == begin}
-    return position
+    if not table.many_topics or _has_topics(position):
+        return position
+    return {f"{topic}-{partition}": offset for partition, offset in position.items()}
+
+
+def check_form(table: TableSection, position: Position) -> None:
+    """:raises TableError: the position is in several topics, and the table has one, so it would forget the others."""
+    if not table.many_topics and _has_topics(position):
+        raise TableError(
+            f"{table.target}: its position is in several topics, and the configuration has one. Write it as a list, "
+            f"source: [{table.source}]: then the others may come back, and go on from where they were."
+        )
+
+
+def _has_topics(position: Position) -> bool:
+    return any("-" in name for name in position)
 
 
 class Admin(ABC):
@@ -183,6 +192,7 @@ class Topics(ABC):
         :raises DataError: messages after the position were removed.
         :raises TableError: the topic ends before the position.
         """
+        check_form(table, position or {})
         had, starts = places_of(table, position or {}), Places()
         there = [topic for topic in table.topics if topic in latest and topic in earliest]
         for topic in table.topics:

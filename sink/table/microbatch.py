@@ -26,7 +26,7 @@ from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.sources.source import Position, Source, Stream, TableBatch
-from sink.sources.topics import continued, places_of
+from sink.sources.topics import check_form, continued, places_of
 from sink.spark.job_errors import before_commit
 from sink.table.copy_on_write import Replacement, replace_files
 from sink.table.engine import Engine
@@ -200,6 +200,7 @@ class TableSink:
                 self.table.name, name, same, position=self.position, directory=section.source, identity=found
             )
             return
+        check_form(section, self.position)
         ids = self._source.identities(section)
         for topic, offsets in places_of(section, self.position).items():
             if not any(offsets.values()):  # it has passed no message of the topic

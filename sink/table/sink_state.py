@@ -115,14 +115,13 @@ def position_in(table: TableView, prefix: str, section: TableSection, stored: St
 
 
 def _numbered(partitions: Iterable[int], section: TableSection, topic: str) -> frozenset[int]:
-    """The numbers of partitions, for a table that may have had one topic so far, or several.
+    """The numbers of partitions, for a table that may have had one topic so far.
 
     :param topic: the one that it had.
     """
-    if section.many_topics:
-        return frozenset(p if is_of_many(p) else partition_number(topic, p) for p in partitions)
-    own = {partition_number(section.source, p & 0xFFFFFFFF): p & 0xFFFFFFFF for p in partitions}
-    return frozenset(own.get(p, p) for p in partitions)
+    if not section.many_topics:
+        return frozenset(partitions)
+    return frozenset(p if is_of_many(p) else partition_number(topic, p) for p in partitions)
 
 
 def _number(name: str) -> int:
