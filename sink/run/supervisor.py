@@ -17,6 +17,8 @@ from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
+from pyspark.storagelevel import StorageLevel
+
 from changelog.spec import ChangelogSpec
 from sink import logs
 from sink.config import Config
@@ -328,6 +330,14 @@ class Supervisor:
             members = [member for member in touched if member.works]
             if len(members) == 1:
                 self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
+            elif len({member.resolved.section.topics for member in members}) == 1:
+                # All tables have the same topic: those with jobs of their own read it once. Nothing is kept before one
+                # of them asks for it.
+                frame.persist(StorageLevel.DISK_ONLY)
+                try:
+                    self._apply_together(stream, batch_id, frame, members)
+                finally:
+                    frame.unpersist()
             else:
                 self._apply_together(stream, batch_id, frame, members)
 

@@ -173,7 +173,7 @@ class KafkaSource(Topics):
             return None
         records = functools.partial(read, own)
         if all(other in table.topics or begins.get(other) == ends[other] for other in ends):
-            # the usual case for a job with one table: use what Spark has planned anyway
+            # the usual case for a job with one table, or with one topic: use what Spark has planned anyway
             overlap = {
                 (topic, p): offset
                 for topic in table.topics

@@ -133,7 +133,9 @@ def chosen_tables(resolved: Sequence[ResolvedTable], names: Sequence[str]) -> li
         found = [
             table
             for table in resolved
-            if table.section.target == name or table.section.target.endswith(f".{name}") or table.section.source == name
+            if table.section.target == name
+            or table.section.target.endswith(f".{name}")
+            or name in (table.section.source, *table.section.topics)
         ]
         if len(found) != 1:
             known = ", ".join(table.section.target for table in resolved[:10])

@@ -73,8 +73,9 @@ def _rewriting(figure: str) -> Callable[[Table, float], list[Value]]:
 def _parts(table: Table, seconds: bool) -> Iterator[Value]:
     if table.parts is None or table.unit != "messages":
         return
-    for partition, behind in table.parts.items():
-        yield (table.source, partition), behind.seconds if seconds else behind.count
+    for part, behind in table.parts.items():
+        topic, _, partition = part.rpartition("-")  # of several topics
+        yield (topic or table.source, partition), behind.seconds if seconds else behind.count
 
 
 OF_TABLES = (

@@ -8,13 +8,15 @@ from uuid import uuid4
 
 import pytest
 from confluent_kafka import Producer
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import RowdeltaError
 from sink.run.pipeline import Pipeline
+from sink.run.supervisor import Supervisor
 from sink.spark.versions import to_arrow
+from sink.table import task_plans
 from sink.table.microbatch import TableSink
 from tests.delta.log_model import DeltaLog
 from tests.sink.harness import CrashError
@@ -108,6 +110,27 @@ def test_a_table_whose_messages_come_late_in_the_topic(shop: Shop) -> None:
     shop.produce(message("items", 1, "i1"))
     shop.run()
     assert shop.rows("items") == {1: "i1"}
+
+
+def test_large_micro_batches_are_read_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each table has a job of its own, and Kafka's records are kept on disk until all have read them."""
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 0)
+    kept, original = list[bool](), Supervisor._apply_together
+
+    def apply(supervisor: Supervisor, stream: Any, batch_id: int, frame: DataFrame, members: Any) -> None:
+        original(supervisor, stream, batch_id, frame, members)
+        kept.append(frame.storageLevel.useDisk)
+
+    monkeypatch.setattr(Supervisor, "_apply_together", apply)
+    for number in range(3):
+        shop.produce(*(message(name, number, f"{name}{number}") for name in shop.tables))
+        shop.run()
+    assert {name: shop.rows(name) for name in shop.tables} == {
+        name: {number: f"{name}{number}" for number in range(3)} for name in shop.tables
+    }
+    assert kept == [True] * 3
+    # Delta Lake itself keeps states of tables
+    assert shop.catalog == "delta" or shop.spark._jsc.sc().getPersistentRDDs().size() == 0
 
 
 def test_each_entry_takes_its_table_and_goes_on_from_its_own_position(
