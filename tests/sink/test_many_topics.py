@@ -17,6 +17,7 @@ from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
 from sink.commands import inspection, replay
+from sink.commands.verify import verify
 from sink.config import Config
 from sink.deadletters.table import Selection
 from sink.errors import ConfigError, DataError, TableError
@@ -450,3 +451,29 @@ def refusal(entry: Mapping[str, Any]) -> str:
 def test_entries(entry: Mapping[str, Any], message: str) -> None:
     found = refusal({"source": ["a", "b"], **entry})
     assert re.search(message, found) if message else not found, found
+
+
+@pytest.mark.spark
+@pytest.mark.kafka
+def test_verify_compares_with_a_view_of_all_shards(shards: Shards) -> None:
+    shards.create("a", "b")
+    shards.change(30)
+    shards.run()
+
+    def compared() -> int:
+        rows = [(shards.topic(s), n, name) for s, of in shards.content.items() for n, name in of.items()]
+        path = str(shards.folder / uuid4().hex)
+        shards.spark.createDataFrame(rows, "shard string, id bigint, name string").write.parquet(path)
+        shards.table = {"verify": {"spark_table": f"parquet.`{path}`"}}
+        (outcome,) = verify(shards.spark, shards.config(), [], 10, 60.0)
+        assert outcome.error is None
+        assert outcome.compared
+        return outcome.different
+
+    assert compared() == 0
+    number = next(iter(shards.content["b"]))
+    shards.content["b"][number] = "another"
+    assert compared() == 1
+    shards.table = {"verify": {"url": "jdbc:postgresql://nowhere/shop"}}
+    (outcome,) = verify(shards.spark, shards.config(), [], 10, 60.0)
+    assert "takes several topics, and a database has the rows of one" in str(outcome.error)
