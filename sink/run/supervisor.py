@@ -17,8 +17,6 @@ from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Thread
 from typing import TYPE_CHECKING, Any
 
-from pyspark.storagelevel import StorageLevel
-
 from changelog.spec import ChangelogSpec
 from sink import logs
 from sink.config import Config
@@ -39,7 +37,7 @@ from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
 from sink.spark.java_errors import SPARK_ERRORS
-from sink.spark.joint import JointWriter
+from sink.spark.joint import JointWriter, read_once
 from sink.spark.progress import Line
 from sink.spark.session import activate
 from sink.table.inference import stated_keys
@@ -331,13 +329,8 @@ class Supervisor:
             if len(members) == 1:
                 self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
             elif len({member.resolved.section.topics for member in members}) == 1:
-                # All tables have the same topic: those with jobs of their own read it once. Nothing is kept before one
-                # of them asks for it.
-                frame.persist(StorageLevel.DISK_ONLY)
-                try:
+                with read_once(frame):
                     self._apply_together(stream, batch_id, frame, members)
-                finally:
-                    frame.unpersist()
             else:
                 self._apply_together(stream, batch_id, frame, members)
 

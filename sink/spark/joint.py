@@ -7,10 +7,12 @@ import json
 import logging
 import time
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any
 
-from pyspark.sql import SparkSession
+from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
+from pyspark.storagelevel import StorageLevel
 
 from changelog.amounts import amount
 from sink.plans import Share
@@ -111,6 +113,18 @@ class JointWriter:
                 name = sinks[result["table"]].table.name
                 log.warning("%s: to be written by itself: %s", name, result["failed"])
         return {result["table"]: ShareResult.from_json(result) for result in results if "failed" not in result}
+
+
+@contextmanager
+def read_once(frame: DataFrame) -> Iterator[None]:
+    """Inside this context, jobs of several tables with the same topics read a micro-batch's frame once. Nothing is kept
+    before one of them asks for it.
+    """
+    frame.persist(StorageLevel.DISK_ONLY)
+    try:
+        yield
+    finally:
+        frame.unpersist()
 
 
 def _groups(shares: Mapping[str, tuple[TableBatch, Share]]) -> dict[str, str]:
