@@ -72,11 +72,9 @@ class HistoryPlayer(LatePlayer):
         self.events: dict[int | None, dict[Key, list[Event]]] = {None: {}}
         """All changes of each key that are applied, at each snapshot."""
 
-    def configured(self) -> tuple[Config, ResolvedTable]:
+    def configured(self, tracked: str = "region value") -> tuple[Config, ResolvedTable]:
         story, merges = self.story, self.story.merges != "never"
-        return _config(
-            story.key, "upsert", story.deletes, story.order, merges=merges, late="apply", tracked="region value"
-        )
+        return _config(story.key, "upsert", story.deletes, story.order, merges=merges, late="apply", tracked=tracked)
 
     def _batch(self, start: int, end: int) -> TableBatch:
         batch = super()._batch(start, end)

@@ -9,12 +9,14 @@ from typing import Any
 import numpy as np
 import pytest
 
+from changelog.rows import RowKind
 from deltawriters import history, move, resolve
 from deltawriters.history import History
 from deltawriters.keyindex import IndexSlice
 from sink.table import keyindex
 from tests.memory.history import HistoryPlayer, history_story
-from tests.memory.stories import Story, played, shrunk
+from tests.memory.storage import Clock
+from tests.memory.stories import Message, Story, played, shrunk
 from tests.memory.test_stories import PARTS, SEED, STORIES
 
 
@@ -82,3 +84,49 @@ def test_stories_of_history_find_a_mistake(mistake: Any, tmp_path: Path, monkeyp
     error = next((error for error in found if error is not None), None)
     assert error is not None, "no story was different"
     assert not isinstance(error, (TypeError, AttributeError, NameError)), error
+
+
+SPARKS = {  # micro-batches are between bars; each event is U or D, its order value, and the row's value
+    "U10A U20C | U15B": "A10-15 B15-20 C20-",
+    "U10A U20C | U15B | U16A": "A10-15 B15-16 A16-20 C20-",
+    "U10A U20C | U15B | U16A | U5Z": "Z5-10 A10-15 B15-16 A16-20 C20-",
+    "U10A U20C | D15": "A10-15 C20-",
+    "U10A U20C | D15 | U17A": "A10-15 A17-20 C20-",
+    "U10A | D20 | D15": "A10-15",
+    "U10A | D20 | D15 | U17B": "A10-15 B17-20",
+    "U5A U10A D20 | D7": "A5-7 A10-20",
+    "D20 | D30 | D20 | U25A": "A25-30",
+    "D20 | D30 | D20 | U25A | U10B": "B10-20 A25-30",
+    "D20 | D30 | D20 | U25A | U10B | U40C": "B10-20 A25-30 C40-",
+    "U30A | D50 D60": "A30-50",
+    "U30A | D50 D60 | U55A": "A30-50 A55-60",
+    "U10A D20 U30A": "A10-20 A30-",
+    "U10A | D5": "A10-",
+    "U10A | D5 | U3A": "A3-5 A10-",
+    "U5A U10A U15B": "A5-15 B15-",
+    "U5A U10A U15A U20C | U12B": "A5-12 B12-15 A15-20 C20-",
+    "U30C U10A D25 U20B U11A": "A10-20 B20-25 C30-",
+    "U10A | D20 | U10A U10A": "A10-20",
+    "U10A U20A | D20": "A10-20",
+}
+"""What AutoCDC of Spark 4.3.0 (`Scd2ForeachBatchHandler.reconcileMicrobatch`) made of these histories of one key."""
+
+
+@pytest.mark.parametrize("history", SPARKS)
+def test_the_same_outcome_as_autocdc(tmp_path: Path, history: str) -> None:
+    player = HistoryPlayer(Story((), (), mode="upsert", late=True, partitioned_by="is_current"), tmp_path)
+    player.config = player.configured(tracked="region")
+    batches = [part.split() for part in history.split("|")]
+    for event in (event for batch in batches for event in batch):
+        order = int(event.strip("UDABCZ"))
+        row = (1, "b1", event[-1] if event[0] == "U" else None, order)
+        kind = RowKind.UPDATE_AFTER if event[0] == "U" else RowKind.DELETE
+        player.messages.append(Message(((kind, row),), {(1,): row if event[0] == "U" else None}))
+        player.orders.append(order)
+    sink = player.opened(Clock())
+    for batch in batches:
+        player._apply(sink, len(batch))
+    rows = [row for file in player.store.live.values() for row in player._live_rows(file)]
+    versions = sorted((start, region, end) for _, _, region, _, start, end, _ in rows)
+    found = [f"{region}{start}-{'' if end is None else end}" for start, region, end in versions]
+    assert " ".join(found) == SPARKS[history]
