@@ -6,7 +6,7 @@ and opens another one; a change of other columns is written into the current row
 
 The old row is read at its position, by the key index. The task lays the versions that a key has and its changes in one
 sequence of events and reads the new versions off it, for all keys at once. A late change takes part in the same way:
-then the key's closed versions are read too, and all of them are written again.
+then the key's closed versions since its time are read too, and written again.
 """
 
 from collections.abc import Sequence
@@ -37,7 +37,7 @@ from deltawriters import tombstones
 from deltawriters.arrow_types import as_table_types, storage
 from deltawriters.collapse import Ints, dense_ids, order_rank
 from deltawriters.content import OldRows, by_file
-from deltawriters.keyindex import DELETED_BEFORE, Entries, Located, low_hash, of_versions
+from deltawriters.keyindex import DELETED_BEFORE, TOMBSTONE, ClosedRows, Entries, Located, low_hash, of_deletes
 from deltawriters.late import deleted_at
 from deltawriters.moves import Settled, are_about_others
 from deltawriters.order_values import OrderColumns
@@ -49,8 +49,8 @@ from deltawriters.table import TableSpec, UnreadableRowsError
 from deltawriters.whole_changes import kinds_of, order_of
 
 _KEY, _CHANGE, _ORDER = f"{PREFIX}event_key", f"{PREFIX}event_change", f"{PREFIX}event_order"
-"""Columns of events: the number of the key; that of the change, or -1 if the table tells the event; and the encoded
-order value.
+"""Columns of events: the number of the key; that of the change, or -1 if a version of the table tells the event, and -2
+if it is a delete that the index remembers; and the encoded order value.
 """
 _LAST = np.iinfo(np.int64).max
 
@@ -63,15 +63,15 @@ class Versions:
 
     :param changes: a changelog row for each key that has changes: its current row, or a -D if it has none.
     :param closed: closed versions, with the table's columns and `_rowdelta_hash`.
-    :param replaced: high and low hashes under which the index has closed versions of keys with late changes.
-    :param old_rows: rows of these versions.
+    :param replaced: the index's entries of closed versions that these replace, as tombstones.
+    :param old_rows: the rows of those.
     :param deletes: deletes that closed no version; late changes may come before them. The key columns,
         `_rowdelta_hash`, and the columns of `deltawriters.tombstones`.
     """
 
     changes: pa.Table
     closed: pa.Table
-    replaced: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+    replaced: Entries
     old_rows: Sequence[OldRows]
     deletes: pa.Table
     completed: Completed
@@ -113,8 +113,7 @@ class History:
         assert current.latest is not None
         orders = self._order.of_changes(changes)
         late = np.unique(ids[np.asarray(pc.less(orders, current.latest.take(pa.array(ids))))])
-        closed_low = of_versions(low[late], np.zeros(len(late), np.bool_))
-        closed = index.slice.probe(high[late], closed_low, index.first, index.last)
+        closed = self._concerned(index.slice.closed_versions(high[late], low[late]), late, ids, orders)
 
         rows, of_key = self._read(current, np.arange(count))
         older, of_older = self._read(closed, late)
@@ -140,9 +139,33 @@ class History:
         deletes = keys.take(idle.column(_KEY)).append_column(tombstones.ORDER_VALUE, idle.column(_ORDER))
         deletes = deletes.append_column(tombstones.DELETED_AT, deleted_at(order_of(idle)))
         files = sorted({file.path for file in (*current.files, *closed.files)})
+        replaced = Entries(
+            high=high[late[closed.query]],
+            low=closed.low,
+            file=np.full(len(closed.query), TOMBSTONE),
+            pos=np.zeros(len(closed.query), np.uint32),
+            files=(),
+            order=closed.orders,
+        )
         old_rows = by_file(closed.file, closed.pos, closed.files)
-        completed = Completed(0, files, letters)
-        return Versions(new, closed_rows, (high[late], closed_low), old_rows, deletes, completed, moves)
+        return Versions(new, closed_rows, replaced, old_rows, deletes, Completed(0, files, letters), moves)
+
+    @staticmethod
+    def _concerned(closed: ClosedRows, late: Ints, ids: Ints, orders: pa.BinaryArray) -> ClosedRows:
+        """The closed versions that changes may split: of each key those since its earliest change, and the one before.
+
+        :param late: numbers of the keys of `closed`.
+        :param ids: the number of each change's key.
+        :param orders: the changes' order values.
+        """
+        rank = order_rank([pa.concat_arrays([orders, closed.orders])])
+        earliest = np.full(int(ids.max()) + 1, len(rank))
+        np.minimum.at(earliest, ids, rank[: len(ids)])
+        of_key, of_version = late[closed.query], rank[len(ids) :]
+        is_before = of_version < earliest[of_key]
+        before = np.full(len(earliest), -1)
+        np.maximum.at(before, of_key[is_before], of_version[is_before])
+        return closed.take(np.flatnonzero(~is_before | (of_version == before[of_key])))
 
     def write_closed(self, versions: Versions, data: PartitionedWriter, index: IndexTask) -> ClosedVersions:
         """Write closed versions. The index gets them under hashes of their own."""
@@ -160,7 +183,7 @@ class History:
         low = low_hash(key_columns(self._table, gone.select(self._key)), index.slice.base)
         deletes = Entries(
             high=storage(gone.column(HASH)).to_numpy().view(np.uint64),
-            low=of_versions(low, np.zeros(len(gone), np.bool_)),
+            low=of_deletes(low),
             file=np.full(len(gone), DELETED_BEFORE),
             pos=tombstones.seconds_of(storage(gone.column(tombstones.DELETED_AT))),
             files=(),
@@ -269,7 +292,7 @@ class History:
         ]
         kind = (kinds_of(together) + 1) // 2  # as in `collapse.ranked`
         sequence = np.lexsort((kind, *reversed(places), tie, is_change, rank, keys))
-        number = np.where(is_change, np.arange(len(keys)), -1)
+        number = np.where(is_change, np.arange(len(keys)), np.where(tie == _LAST, -2, -1))
         together = together.append_column(_KEY, pa.array(keys)).append_column(_CHANGE, pa.array(number))
         return together.append_column(_ORDER, encoded_orders).take(pa.array(sequence))
 
@@ -367,7 +390,7 @@ class History:
         rows = versions.filter(pa.array(~ends))
         changes = pa.concat_tables([rows.select(columns), deletes.select(columns)]).combine_chunks()
         follows_row = np.concatenate([[False], (sets & goes_on)[:-1]])
-        return changes, closed, events.filter(pa.array(~sets & ~follows_row))
+        return changes, closed, events.filter(pa.array(~sets & ~follows_row & (number != -2)))
 
 
 @dataclass(frozen=True)

@@ -265,8 +265,8 @@ class Mover:
 
     def _live(self, parts: list["_Part"]) -> Moved:
         """The live rows of some parts of files. Nothing holds the parts afterwards."""
-        current = () if self._index.current is None else (self._index.current,)
-        keys = pa.concat_tables([part.rows.select([*self._key, *current]) for part in parts]).combine_chunks()
+        names = dict.fromkeys([*self._key, *self._index.columns_of_versions])
+        keys = pa.concat_tables([part.rows.select(list(names)) for part in parts]).combine_chunks()
         high = self._hash_keys(_as_spark_types(keys.select(self._key)))
         low, may_supersede = low_hashes(self._table, self._index, self._key, keys), is_current(self._index, keys)
         del keys
@@ -277,7 +277,6 @@ class Mover:
         of_part, places = np.repeat(np.arange(len(parts)), lengths), np.concatenate([part.places for part in parts])
         is_own = (located.file == own[of_part[located.query]]) & (located.pos == places[located.query])
         live = np.sort(located.query[is_own])
-        # the index may remember deletes beside closed versions
         alone = (np.bincount(located.query, minlength=len(high)) == 1) & may_supersede
         ends = np.cumsum(lengths)
         found = list[pa.Table]()

@@ -111,10 +111,15 @@ def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:
 def low_hashes(table: TableSpec, index: IndexSlice, key: Sequence[str], rows: pa.Table) -> npt.NDArray[np.uint64]:
     """The low hashes under which the index has n rows of the table.
 
-    :param rows: has the key columns, and `IndexSlice.current` if there is one.
+    :param rows: has the key columns, and of an index with history `current` and the order columns.
     """
     low = low_hash(key_columns(table, rows.select(key)), index.base)
-    return low if index.current is None else of_versions(low, is_current(index, rows))
+    closed = np.flatnonzero(~is_current(index, rows))
+    if len(closed):
+        assert index.order is not None
+        orders = index.order.of_rows(rows.select(index.order.columns).take(pa.array(closed)))
+        low[closed] = of_versions(low[closed], orders, index.base)
+    return low
 
 
 def is_current(index: IndexSlice, rows: pa.Table) -> npt.NDArray[np.bool_]:
@@ -130,12 +135,12 @@ class ClosedVersions:
     """Closed versions of rows that a commit writes into a table with history.
 
     :param entries: the index's entries of n versions. The files are those of the task.
-    :param replaced: high and low hashes under which the index has the versions of some keys: all of them are replaced.
-    :param old_rows: these versions' rows, which are to be deleted.
+    :param replaced: the index's entries of versions that these replace, as tombstones.
+    :param old_rows: the rows of those, which are to be deleted.
     """
 
     entries: Entries
-    replaced: tuple[npt.NDArray[np.uint64], npt.NDArray[np.uint64]]
+    replaced: Entries
     old_rows: Sequence[OldRows]
 
 
@@ -182,16 +187,8 @@ def resolve(
     )
     old_rows = by_file(located.file, located.pos, located.files)
     if closed is not None:
-        (gone_high, gone_low), gone = closed.replaced, len(closed.replaced[0])
-        superseded = Entries(  # of a key's entries, those before this one stay visible
-            gone_high,
-            gone_low,
-            np.full(gone, TOMBSTONE),
-            np.zeros(gone, np.uint32),
-            (),
-            pa.array([UNKNOWN] * gone, pa.binary()),
-        )
-        entries = Entries.joined([entries, closed.entries, superseded], entries.files)
+        # of a version's entries, those before its tombstone stay visible
+        entries = Entries.joined([entries, closed.entries, closed.replaced], entries.files)
         old_rows = _united([*old_rows, *closed.old_rows])
     runs = list[RunInfo]()
     if len(entries.high):  # of a table with history, all changes may have been late, or partial and without a row

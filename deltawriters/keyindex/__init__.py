@@ -38,8 +38,8 @@ The committer records which runs and dead files belong to which table snapshot. 
 `CorruptIndexError`; then the caller builds the index again from the table.
 """
 
-from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, of_versions, random_base
-from deltawriters.keyindex.index import IndexSlice, Located, plan_merge
+from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, of_deletes, of_versions, random_base
+from deltawriters.keyindex.index import ClosedRows, IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
     DELETED_BEFORE,
     RUN_ENTRIES,
@@ -61,6 +61,7 @@ __all__ = [
     "RUN_ENTRIES",
     "SUPERSEDES",
     "TOMBSTONE",
+    "ClosedRows",
     "CorruptIndexError",
     "Entries",
     "IndexSlice",
@@ -70,6 +71,7 @@ __all__ = [
     "RunInfo",
     "high_hash",
     "low_hash",
+    "of_deletes",
     "of_versions",
     "open_run",
     "plan_merge",

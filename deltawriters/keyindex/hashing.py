@@ -52,14 +52,22 @@ class _Base(NamedTuple):
 _CLOSED = np.uint64(0x9E3779B97F4A7C15)
 
 
-def of_versions(low: Hashes, is_current: npt.NDArray[np.bool_]) -> Hashes:
-    """The low hashes under which an index with history has rows: closed versions of a key have another one than its
-    current row. So they are found apart, and neither takes the other's place.
+def of_deletes(low: Hashes) -> Hashes:
+    """The low hashes under which an index with history remembers deletes beside the keys' rows.
 
-    :param low: low hashes of the keys of n rows.
-    :param is_current: n flags.
+    :param low: low hashes of n keys.
     """
-    return low ^ np.where(is_current, np.uint64(0), _CLOSED)
+    return low ^ _CLOSED
+
+
+def of_versions(low: Hashes, orders: pa.BinaryArray, base: int = BASE) -> Hashes:
+    """The low hashes under which an index with history has closed versions: each is a key of its own, so that none
+    takes another row's place.
+
+    :param low: low hashes of the keys of n versions.
+    :param orders: their order values.
+    """
+    return of_deletes(low) ^ mixed(low_hash([orders], base))
 
 
 def random_base() -> int:

@@ -13,7 +13,7 @@ import pyarrow.compute as pc
 from pyiceberg.io import FileIO
 
 from deltawriters.collapse import Ints
-from deltawriters.keyindex.hashing import BASE, Hashes
+from deltawriters.keyindex.hashing import BASE, Hashes, of_deletes, of_versions
 from deltawriters.keyindex.runs import (
     RUN_ENTRIES,
     SUPERSEDES,
@@ -48,8 +48,6 @@ class Located:
 
     :param latest: for each probed key, the highest order value of its rows, or that with which it was deleted;
         `UNKNOWN` if the index knows neither. None if the index has no order values.
-    :param deletes: numbers of probed keys, and the order values with which they were deleted: all that no newer entry
-        hides.
     """
 
     query: Ints
@@ -57,7 +55,35 @@ class Located:
     pos: Ints
     files: Sequence[IndexedFile]
     latest: pa.BinaryArray | None = None
-    deletes: tuple[Ints, pa.BinaryArray] = (np.empty(0, np.int64), pa.array([], pa.binary()))
+
+
+@dataclass(frozen=True)
+class ClosedRows(Located):
+    """Closed versions of keys, in a table with history.
+
+    :param orders: the order value of each.
+    :param low: the low hash under which the index has each.
+    :param deletes: numbers of keys, and the order values with which they were deleted.
+    """
+
+    orders: pa.BinaryArray = field(default_factory=lambda: pa.array([], pa.binary()))
+    low: Hashes = field(default_factory=lambda: np.empty(0, np.uint64))
+    deletes: tuple[Ints, pa.BinaryArray] = field(
+        default_factory=lambda: (np.empty(0, np.int64), pa.array([], pa.binary()))
+    )
+
+    def take(self, rows: Ints) -> "ClosedRows":
+        """Some of the versions, and all deletes."""
+        return ClosedRows(
+            self.query[rows],
+            self.file[rows],
+            self.pos[rows],
+            self.files,
+            None,
+            self.orders.take(pa.array(rows)),
+            self.low[rows],
+            self.deletes,
+        )
 
 
 @dataclass(frozen=True)
@@ -93,6 +119,11 @@ class IndexSlice:
         return file_io(self.io_properties)
 
     @property
+    def columns_of_versions(self) -> tuple[str, ...]:
+        """The columns that tell under which hash the index has a row, beside the key."""
+        return () if self.current is None or self.order is None else (self.current, *self.order.columns)
+
+    @property
     def merged_entries(self) -> int:
         """How many entries `merge` reads."""
         return sum(run.entries for run in self.runs if run.name in self.merge)
@@ -116,7 +147,6 @@ class IndexSlice:
         files: list[IndexedFile] = []
         found = [(none, none, none)]
         orders, ordered = list[pa.BinaryArray](), [none]
-        deletes = [(none, pa.array([], pa.binary()))]
         pending = np.arange(len(high))
         for info in sorted(self.runs, key=lambda run: -run.sequence):
             start = int(np.searchsorted(high[pending], np.uint64(info.first)))
@@ -141,7 +171,6 @@ class IndexSlice:
                 telling = np.concatenate([row, deleted])
                 orders.append(run.order.take(pa.array(at[telling])))
                 ordered.append(by_high[query[telling]])
-                deletes.append((ordered[-1][len(row) :], orders[-1].slice(len(row))))
             done = np.zeros(len(high), np.bool_)
             done[query[supersedes]] = True
             pending = pending[~done[pending]]
@@ -150,8 +179,58 @@ class IndexSlice:
         if self.order is not None:
             parts = [pa.array([], pa.binary()), *orders]
             newest = latest(pa.concat_arrays(parts), np.concatenate(ordered), len(high), self.floor)
-        gone, gone_orders = zip(*deletes, strict=True)
-        return Located(query, number, pos, files, newest, (np.concatenate(gone), pa.concat_arrays(gone_orders)))
+        return Located(query, number, pos, files, newest)
+
+    def closed_versions(self, high: Hashes, low: Hashes) -> ClosedRows:
+        """Find all closed versions of the keys (high[i], low[i]), and the deletes that are remembered beside them.
+
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        by_high = np.argsort(high, kind="stable")
+        in_order = high[by_high]
+        numbers: dict[str, int] = {}
+        files: list[IndexedFile] = []
+        found = list[tuple[Ints, Ints]]()
+        parts = list[Entries]()
+        for info in sorted(self.runs, key=lambda run: -run.sequence):
+            start = int(np.searchsorted(in_order, np.uint64(info.first)))
+            stop = int(np.searchsorted(in_order, np.uint64(info.last), side="right"))
+            if start == stop:
+                continue
+            run = open_run(self.io, self.location, info)
+            query, at = _same_high(run, in_order, np.arange(start, stop))
+            part = Entries(run.high, run.low, run.file, run.pos, (), run.order).take(at)
+            number, row = np.full(len(at), -1, np.int64), np.flatnonzero(_has_row(part.file))
+            local, inverse = np.unique(part.file[row] & _NUMBER, return_inverse=True)
+            named = [run.files[n] for n in local.tolist()]
+            known = [-1 if self._is_dead(run, f) else _number(f, numbers, files) for f in named]
+            number[row] = np.array(known, np.int64)[inverse]
+            found.append((by_high[query], number))
+            parts.append(part)
+        nothing = np.empty(0, np.int64)
+        if not found:
+            return ClosedRows(nothing, nothing, nothing, files)
+        query, number = (np.concatenate(each) for each in zip(*found, strict=True))
+        entries = Entries.joined(parts, ())
+        newest_first = np.lexsort((entries.low, query))
+        entries, query, number = entries.take(newest_first), query[newest_first], number[newest_first]
+        file, pos, entry_low, orders = entries.file, entries.pos, entries.low, entries.order
+        assert orders is not None
+        visible = _until_superseded(_changes(query) | _changes(entry_low), file & SUPERSEDES != 0)
+        of_key = low[query]
+        rows = np.flatnonzero(visible & (number >= 0) & (entry_low == of_versions(of_key, orders, self.base)))
+        is_delete = ~_has_row(file) & (pos >= self.horizon) & (entry_low == of_deletes(of_key))
+        gone = np.flatnonzero(visible & is_delete)
+        return ClosedRows(
+            query[rows],
+            number[rows],
+            pos[rows].astype(np.int64),
+            files,
+            None,
+            orders.take(pa.array(rows)),
+            entry_low[rows],
+            (query[gone], orders.take(pa.array(gone))),
+        )
 
     def superseded(self, high: Hashes, low: Hashes) -> Flags:
         """Whether entries of these runs take the place of all older entries of the keys (high[i], low[i]): the key was
@@ -282,14 +361,20 @@ def _matches(run: Run, high: Hashes, low: Hashes, queries: Ints) -> tuple[Ints, 
     """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into `high` and `low`,
     which are sorted.
     """
+    query, at = _same_high(run, high, queries)
+    same = run.low[at] == low[query]
+    return query[same], at[same]
+
+
+def _same_high(run: Run, high: Hashes, queries: Ints) -> tuple[Ints, Ints]:
+    """Likewise, pairs whose high hashes are the same."""
     start = np.searchsorted(run.high, high[queries])
     hit = run.high[np.minimum(start, len(run.high) - 1)] == high[queries]
     queries, start = queries[hit], start[hit]
     count = np.searchsorted(run.high, high[queries], side="right") - start
     query = np.repeat(queries, count)
     at = np.arange(len(query)) + np.repeat(start - (np.cumsum(count) - count), count)
-    same = run.low[at] == low[query]
-    return query[same], at[same]
+    return query, at
 
 
 def _has_row(file: Words) -> Flags:

@@ -28,7 +28,7 @@ def read_keys(target: Table, files: Sequence[LiveFile], reading: KeyReading) -> 
     """See `sink.table.engine.Engine`. It is one Spark job over the key columns."""
     spark, key, order = target.spark, reading.hash.key, reading.index.order
     names = dict.fromkeys((*key, *(order.columns if order is not None else ())))
-    names |= {} if reading.index.current is None else {reading.index.current: None}
+    names |= dict.fromkeys(reading.index.columns_of_versions)
     with target.reader().rows_of(files, list(names)) as (frame, path, position, paths):
         path_hashes = _path_hashes(paths)
         rows = frame.select(

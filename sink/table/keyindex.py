@@ -36,7 +36,7 @@ from deltawriters.keyindex import (
     IndexSlice,
     RunInfo,
     low_hash,
-    of_versions,
+    of_deletes,
     plan_merge,
     run_files,
     write_run,
@@ -717,7 +717,7 @@ class KeyIndex:
                 order=storage(rows.column(tombstones.ORDER_VALUE)),
             )
             if self._empty_slice.current is not None:  # late changes may come before each of them
-                of_closed = replace(entries, low=of_versions(entries.low, np.zeros(len(rows), np.bool_)))
+                of_closed = replace(entries, low=of_deletes(entries.low))
                 entries = Entries.joined([entries, of_closed], ())
             sequence = version.sequence + 1
             run = write_run(self._io, f"{self._location}/runs", f"{uuid4().hex}-deleted", sequence, entries)

@@ -271,7 +271,7 @@ def _in_types(changes: pa.Table, plan: TablePlan) -> pa.Table:
 def _keys(file: MemoryFile, number: int, reading: KeyReading, contents: Mapping[str, bytes]) -> pa.RecordBatch:
     """Keys and order values of a file's live rows, as `task.index_entries` takes them."""
     order = reading.index.order
-    current = () if reading.index.current is None else (reading.index.current,)
+    current = reading.index.columns_of_versions
     names = list(dict.fromkeys((*reading.hash.key, *(order.columns if order is not None else ()), *current)))
     rows = parquet(contents[file.path], names)
     places = np.setdiff1d(np.arange(len(rows)), np.array(file.deleted, np.int64))

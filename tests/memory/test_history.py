@@ -10,10 +10,9 @@ import numpy as np
 import pytest
 
 from changelog.rows import RowKind
-from deltawriters import history, move, resolve
+from deltawriters import resolve
 from deltawriters.history import History
-from deltawriters.keyindex import IndexSlice
-from sink.table import keyindex
+from deltawriters.keyindex import ClosedRows, IndexSlice
 from tests.memory.history import HistoryPlayer, history_story
 from tests.memory.storage import Clock
 from tests.memory.stories import Message, Story, played, shrunk
@@ -42,24 +41,23 @@ def test_all_versions_are_there(tmp_path: Path, part: int) -> None:
 
 
 def _forget_closed_versions(patch: pytest.MonkeyPatch) -> None:
-    probe = IndexSlice.probe
-
-    def current_only(self: IndexSlice, high: Any, low: Any, first: int, last: int) -> Any:
-        found = probe(self, high, low, first, last)
-        is_closed = [not file.partition.get("is_current", True) for file in found.files]
-        kept = ~np.array([*is_closed, False])[found.file]
-        return replace(found, query=found.query[kept], file=found.file[kept], pos=found.pos[kept])
-
-    patch.setattr(IndexSlice, "probe", current_only)
+    nothing = np.empty(0, np.int64)
+    patch.setattr(IndexSlice, "closed_versions", lambda self, high, low: ClosedRows(nothing, nothing, nothing, ()))
 
 
 def _index_closed_versions_as_current_rows(patch: pytest.MonkeyPatch) -> None:
-    for module in (resolve, history, keyindex):
-        patch.setattr(module, "of_versions", lambda low, is_current: low)
+    patch.setattr(resolve, "of_versions", lambda low, orders, base: low)
 
 
-def _let_moved_versions_supersede(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(move, "is_current", lambda index, rows: np.ones(len(rows), np.bool_))
+def _concern_only_later_versions(patch: pytest.MonkeyPatch) -> None:
+    def concerned(closed: ClosedRows, late: Any, ids: Any, orders: Any) -> ClosedRows:
+        found = all_concerned(closed, late, ids, orders)
+        return found.take(np.arange(1, len(found.query)))
+
+    patch.setattr(History, "_concerned", staticmethod(concerned))
+
+
+all_concerned = History._concerned
 
 
 def _end_versions_at_the_next_one(patch: pytest.MonkeyPatch) -> None:
@@ -74,7 +72,7 @@ nothing = History._deletes
     [
         _forget_closed_versions,
         _index_closed_versions_as_current_rows,
-        _let_moved_versions_supersede,
+        _concern_only_later_versions,
         _end_versions_at_the_next_one,
     ],
 )
