@@ -135,7 +135,7 @@ class DeltaWriter:
         if self._options.soft_delete is not None:
             changes = as_partial(changes, self._options.soft_delete, self._options.key)
         if self._history is not None:
-            self._of_versions.append(changes)
+            self._of_versions += [changes] if len(changes) else []
             return
         if MOVED in changes.schema.names:
             changes, moved = divided(changes, MOVED)

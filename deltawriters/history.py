@@ -321,12 +321,15 @@ class History:
         marks = storage(events.column(MOVED)) if MOVED in events.column_names else pa.nulls(len(events), pa.string())
         is_moved = np.asarray(marks.is_valid())
         order = storage(events.column(_ORDER))
-        as_next = np.append(np.asarray(pc.equal(order[:-1], order[1:])), False) & _goes_on(key)
-        as_before = np.concatenate([[False], as_next[:-1]])
-        left_out = (kinds == RowKind.UPDATE_BEFORE) & ~is_moved & _goes_on(key) & (as_next | as_before)
+        sets = sets_row(kinds)
+        before_set = np.append(sets[1:], False) & _goes_on(key)
+        is_equal = np.asarray(pc.equal(order[:-1], order[1:])) & (key[1:] == key[:-1])
+        # its order value is that of the change, or that of the row which it is about
+        tells = np.append(is_equal, False) | np.concatenate([[False], is_equal & sets[:-1]])
+        left_out = (kinds == RowKind.UPDATE_BEFORE) & ~is_moved & before_set & tells
         others = np.zeros(len(events), np.bool_)
         if is_moved.any():
-            before = _last_before(sets_row(kinds), key)
+            before = _last_before(sets, key)
             is_certain = ~np.asarray(pc.fill_null(pc.starts_with(marks, MOVED_SEPARATOR), False))
             asking = np.flatnonzero(is_moved & (before >= 0))
             asking = asking[(number[before[asking]] >= 0) | is_certain[asking]]
