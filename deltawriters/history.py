@@ -40,7 +40,7 @@ from deltawriters.content import OldRows, by_file
 from deltawriters.keyindex import DELETED_BEFORE, TOMBSTONE, ClosedRows, Entries, Located, low_hash, of_deletes
 from deltawriters.late import deleted_at
 from deltawriters.moves import Settled, are_about_others
-from deltawriters.order_values import OrderColumns
+from deltawriters.order_values import UNKNOWN, OrderColumns
 from deltawriters.partial import Completed, as_letters
 from deltawriters.partitioning import PartitionedWriter
 from deltawriters.resolve import ClosedVersions, IndexTask, key_columns, low_hashes
@@ -52,7 +52,7 @@ _KEY, _CHANGE, _ORDER = f"{PREFIX}event_key", f"{PREFIX}event_change", f"{PREFIX
 """Columns of events: the number of the key; that of the change, or -1 if a version of the table tells the event, and -2
 if it is a delete that the index remembers; and the encoded order value.
 """
-_LAST = np.iinfo(np.int64).max
+_REMEMBERED = -1
 
 Flags = npt.NDArray[np.bool_]
 
@@ -112,8 +112,15 @@ class History:
         current = index.slice.probe(high, low, index.first, index.last)
         assert current.latest is not None
         orders = self._order.of_changes(changes)
-        late = np.unique(ids[np.asarray(pc.less(orders, current.latest.take(pa.array(ids))))])
-        closed = self._concerned(index.slice.closed_versions(high[late], low[late]), late, ids, orders)
+        # at an equal order value, the change may be one that the table has already
+        is_late = np.asarray(pc.less_equal(orders, current.latest.take(pa.array(ids))))
+        is_new = np.asarray(pc.equal(current.latest, UNKNOWN))
+        is_new[current.query] = False
+        asked = np.union1d(ids[is_late], np.flatnonzero(is_new))
+        closed = index.slice.closed_versions(high[asked], low[asked])
+        # of a key that was deleted longer ago than tombstones are kept, only closed versions are known
+        late = np.setdiff1d(asked, np.setdiff1d(np.flatnonzero(is_new), asked[closed.query]))
+        closed = self._concerned(closed.of(np.searchsorted(late, asked)), late, ids, orders)
 
         rows, of_key = self._read(current, np.arange(count))
         older, of_older = self._read(closed, late)
@@ -126,8 +133,8 @@ class History:
         events = self._in_sequence(changes, ids, orders, told, late)
         hashes = storage(keys.column(HASH)).take(events.column(_KEY))
         events = events.append_column(HASH, hashes)
-        events, moves = self._without_idle_removals(events)
-        events, lost = self._completed(events)
+        events, moves = self._without_idle_removals(self._without_repeats(events))
+        events, lost = self._completed(events, [name for name in changes.column_names if not name.startswith(PREFIX)])
         if self._names.last_only:
             events = _last_only(events)
         letters = list[pa.StructArray]()
@@ -215,7 +222,8 @@ class History:
         start, end = (storage(versions.column(name)) for name in (self._names.start, self._names.end))
         last = self._order.of_rows(versions)
         begins, ends = encoded(start), encoded(end)
-        in_order = np.lexsort((order_rank([last]), order_rank([begins]), keys))
+        by_end = np.where(np.asarray(end.is_valid()), order_rank([ends]), len(ends))
+        in_order = np.lexsort((by_end, order_rank([last]), order_rank([begins]), keys))
         number = np.empty(len(versions), np.int64)
         number[in_order] = np.arange(len(versions))
         same_key = keys[in_order][1:] == keys[in_order][:-1]
@@ -225,8 +233,8 @@ class History:
         )
         at = storage(versions.column(self._order.columns[0])).cast(start.type)
         # the order value of a time alone is below those that begin with it: take the whole one if it is the row's
-        begins = pc.if_else(pc.fill_null(pc.equal(at, start), False), last, begins)
         is_late = np.isin(keys, late)
+        begins = pc.if_else(pc.or_(pc.fill_null(pc.equal(at, start), False), pa.array(~is_late)), last, begins)
         again = np.flatnonzero(is_late & np.asarray(pc.greater(last, begins)))
         removed = np.flatnonzero(is_late & np.asarray(end.is_valid()) & ~goes_on)
         parts = ((np.arange(len(keys)), begins, start), (again, last, at), (removed, ends, end))
@@ -252,7 +260,7 @@ class History:
             keys,
             np.full(len(keys), RowKind.DELETE),
             latest,
-            np.full(len(keys), _LAST),
+            np.full(len(keys), _REMEMBERED),
         )
 
     def _in_sequence(
@@ -281,7 +289,7 @@ class History:
         rank = order_rank([encoded_orders])
         rank = np.where(is_change | np.isin(keys, late), rank, -1)  # else it comes before all changes
         # no event of a key's versions comes before an earlier one
-        versions = np.flatnonzero(~is_change & (tie != _LAST))
+        versions = np.flatnonzero(~is_change & (tie != _REMEMBERED))
         in_turn = versions[np.lexsort((tie[versions], keys[versions]))]
         span = len(keys) + 2
         raised = np.maximum.accumulate(rank[in_turn] + keys[in_turn] * span) - keys[in_turn] * span
@@ -292,7 +300,7 @@ class History:
         ]
         kind = (kinds_of(together) + 1) // 2  # as in `collapse.ranked`
         sequence = np.lexsort((kind, *reversed(places), tie, is_change, rank, keys))
-        number = np.where(is_change, np.arange(len(keys)), np.where(tie == _LAST, -2, -1))
+        number = np.where(is_change, np.arange(len(keys)), np.where(tie == _REMEMBERED, -2, -1))
         together = together.append_column(_KEY, pa.array(keys)).append_column(_CHANGE, pa.array(number))
         return together.append_column(_ORDER, encoded_orders).take(pa.array(sequence))
 
@@ -311,6 +319,18 @@ class History:
             if name in schema.names:
                 rows = rows.append_column(name, pa.nulls(len(rows), schema.field(name).type))
         return rows
+
+    def _without_repeats(self, events: pa.Table) -> pa.Table:
+        """Leave changes out that the table has already: of the same order value and content."""
+        names = [name for name in self._table.arrow_schema.names if name not in self._names.names]
+        key, number = (storage(events.column(name)).to_numpy() for name in (_KEY, _CHANGE))
+        sets = sets_row(kinds_of(events))
+        content = pa.array(row_hash([storage(events.column(name)) for name in names]))
+        same, count = dense_ids([pa.array(key), storage(events.column(_ORDER)), content])
+        is_known = np.zeros(count, np.bool_)
+        is_known[same[(number < 0) & sets]] = True
+        is_repeat = is_known[same] & (number >= 0) & sets
+        return events.filter(pa.array(~is_repeat)) if is_repeat.any() else events
 
     def _without_idle_removals(self, events: pa.Table) -> tuple[pa.Table, Settled]:
         """Leave out what removes nothing: removals of rows that went to another key, where the key has another row
@@ -338,9 +358,10 @@ class History:
         events = events if stays.all() else events.filter(pa.array(stays))
         return events, Settled(int(np.count_nonzero(others)))
 
-    def _completed(self, events: pa.Table) -> tuple[pa.Table, Ints]:
+    def _completed(self, events: pa.Table, names: Sequence[str]) -> tuple[pa.Table, Ints]:
         """Give partial rows the values of the row before them.
 
+        :param names: the columns that the bits of partial rows count.
         :return: the events, and the numbers of changes that have no such row, and are left out.
         """
         nothing = np.empty(0, np.int64)
@@ -358,7 +379,6 @@ class History:
         begin = np.maximum.accumulate(np.where(begins, places, 0))
         whole = np.maximum.accumulate(np.where(sets & ~needs_row, places, -1))
         lost = needs_row & (whole < begin)
-        names = [name for name in events.column_names if not name.startswith(PREFIX)]
         lacking = unavailable_columns(bits.take(pa.array(partial)), len(names))
         for number in np.flatnonzero(lacking.any(axis=0)).tolist():
             has = ~lost
@@ -403,7 +423,8 @@ class _Told:
     :param rows: the table's columns.
     :param keys: numbers of the keys.
     :param orders: encoded order values, perhaps only of the first column.
-    :param tie: puts those of a key's versions in sequence; `_LAST` of deletes that aren't of a version.
+    :param tie: puts those of a key's versions in sequence. `_REMEMBERED` of deletes that are of no version: one that
+        came after a version of the same order value has closed it.
     """
 
     rows: pa.Table

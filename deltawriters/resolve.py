@@ -232,6 +232,8 @@ def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]
         # closed versions take no other row's place
         superseding = np.flatnonzero(run.file & SUPERSEDES)
         at = others.probe(run.high[superseding], run.low[superseding], 0, 2**64)
+        if others.current is not None and pc.any(pc.not_equal(at.latest, UNKNOWN)).as_py():
+            return None  # the versions of a key were made without what others did to it
         if run.order is not None and at.latest is not None:
             own_order = run.order.take(pa.array(superseding))
             if pc.any(pc.less(own_order, at.latest)).as_py():

@@ -72,6 +72,14 @@ class ClosedRows(Located):
         default_factory=lambda: (np.empty(0, np.int64), pa.array([], pa.binary()))
     )
 
+    def of(self, numbers: Ints) -> "ClosedRows":
+        """Likewise, of keys that have other numbers; all of these have one.
+
+        :param numbers: the new number of each key.
+        """
+        gone, orders = self.deletes
+        return replace(self, query=numbers[self.query], deletes=(numbers[gone], orders))
+
     def take(self, rows: Ints) -> "ClosedRows":
         """Some of the versions, and all deletes."""
         return ClosedRows(

@@ -614,6 +614,11 @@ def _versions(
     for name, dtype in zip(history.columns, (time, time, T.BooleanType()), strict=True):
         if names.get(name) != dtype:
             raise _lacks_history(section, name, dtype, names.get(name))
+    if any(column.required and column.name == history.end for column in columns):
+        raise TableError(
+            f"{section.target}: column {history.end} can't be NULL, and it is in current rows (history). Write ALTER "
+            f"TABLE {section.target} ALTER COLUMN {history.end} DROP NOT NULL."
+        )
     for key, listed in (("track", () if history.track == "all" else history.track), ("except", history.ignore)):
         for name in listed:
             if name not in names:
@@ -628,10 +633,12 @@ def _versions(
 
 def _lacks_history(section: TableSection, name: str, wanted: T.DataType, found: T.DataType | None) -> TableError:
     assert section.history is not None
+    needs = f"{section.target}: history needs a column {name} of type {wanted.simpleString()}"
+    if found is not None:
+        return TableError(f"{needs}, and it is {found.simpleString()}. Change its type (ALTER TABLE … ALTER COLUMN).")
     return TableError(
-        f"{section.target}: history needs a column {name} of type {wanted.simpleString()}, and it has "
-        f"{'no such column' if found is None else found.simpleString()}. A table can't get history later: let the sink "
-        f"create another one, or create one with these columns and partition it by {section.history.current}."
+        f"{needs}, and it has no such column. A table can't get history later: let the sink create another one, or "
+        f"create one with these columns and partition it by {section.history.current}."
     )
 
 

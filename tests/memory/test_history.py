@@ -2,6 +2,8 @@
 sink, its index, and the table.
 """
 
+import re
+import shutil
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +15,7 @@ from changelog.rows import RowKind
 from deltawriters import resolve
 from deltawriters.history import History
 from deltawriters.keyindex import ClosedRows, IndexSlice
+from sink.table.deleted_keys import DeletedKeys
 from tests.memory.history import HistoryPlayer, history_story
 from tests.memory.storage import Clock
 from tests.memory.stories import Message, Story, played, shrunk
@@ -110,21 +113,44 @@ SPARKS = {  # micro-batches are between bars; each event is U or D, its order va
 """What AutoCDC of Spark 4.3.0 (`Scd2ForeachBatchHandler.reconcileMicrobatch`) made of these histories of one key."""
 
 
-@pytest.mark.parametrize("history", SPARKS)
-def test_the_same_outcome_as_autocdc(tmp_path: Path, history: str) -> None:
-    player = HistoryPlayer(Story((), (), mode="upsert", late=True, partitioned_by="is_current"), tmp_path)
+OURS = {  # V is a -U; after ! the index is lost
+    "D5 | U5A | U2B": "B2-5 A5-",
+    "U1A | D5 | U5B ! U3C": "A1-3 C3-5 B5-",
+    "U5A | U5B | U5A | U5B": "A5-5 B5-",
+    "U5A | U5B | U5B ! U5A": "A5-5 B5-",
+    "U1A | U5A | V5A U9A": "A1-",
+    "U1A | U5A | V9A U9B": "A1-9 B9-",
+    "U10A | D10": "A10-10",
+}
+"""Several changes of the same time, and -U."""
+
+
+@pytest.mark.parametrize("history", [*SPARKS, *OURS])
+def test_the_outcome_of_a_history(tmp_path: Path, history: str) -> None:
+    assert _outcome(history, tmp_path) == (SPARKS | OURS)[history]
+
+
+def test_a_key_whose_tombstone_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Its closed versions still say until when it was there."""
+    monkeypatch.setattr(DeletedKeys, "horizon", 2**32 - 1)
+    assert _outcome("U1A | D10 | U5B", tmp_path) == "A1-5 B5-10"
+
+
+def _outcome(history: str, folder: Path) -> str:
+    player = HistoryPlayer(Story((), (), mode="upsert", late=True, partitioned_by="is_current"), folder)
     player.config = player.configured(tracked="region")
-    batches = [part.split() for part in history.split("|")]
-    for event in (event for batch in batches for event in batch):
-        order = int(event.strip("UDABCZ"))
-        row = (1, "b1", event[-1] if event[0] == "U" else None, order)
-        kind = RowKind.UPDATE_AFTER if event[0] == "U" else RowKind.DELETE
-        player.messages.append(Message(((kind, row),), {(1,): row if event[0] == "U" else None}))
-        player.orders.append(order)
     sink = player.opened(Clock())
-    for batch in batches:
-        player._apply(sink, len(batch))
+    for mark, text in re.findall(r"([|!]?)([^|!]+)", history):
+        if mark == "!":
+            shutil.rmtree(player.index)
+            sink = player.opened(Clock())
+        for event in text.split():
+            kind = {"U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE, "V": RowKind.UPDATE_BEFORE}[event[0]]
+            order = int(event.strip("UDVABCZ"))
+            row = (1, "b1", event[-1] if event[-1].isalpha() else None, order)
+            player.messages.append(Message(((kind, row),), {}))
+            player.orders.append(order)
+        player._apply(sink, len(text.split()))
     rows = [row for file in player.store.live.values() for row in player._live_rows(file)]
-    versions = sorted((start, region, end) for _, _, region, _, start, end, _ in rows)
-    found = [f"{region}{start}-{'' if end is None else end}" for start, region, end in versions]
-    assert " ".join(found) == SPARKS[history]
+    versions = sorted((start, end is None, end, region) for _, _, region, _, start, end, _ in rows)
+    return " ".join(f"{region}{start}-{'' if end is None else end}" for start, _, end, region in versions)

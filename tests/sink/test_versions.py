@@ -179,6 +179,26 @@ def test_updates_that_lack_values(spark: SparkSession, tmp_path: Path) -> None:
     assert [reason.rpartition(",")[2] for _, reason, _ in letters(job)] == [" and the key has no row then"] * 2
 
 
+def test_ignored_nulls_after_a_new_column(spark: SparkSession, tmp_path: Path) -> None:
+    """It comes after the columns of versions in the table, and before them in what is decoded."""
+    job = a_job(spark, tmp_path)
+    job.configure_columns, job.file_format = False, "json"
+    job.table = {**job.table, "ignore_null_updates": True, "columns": None}
+    write(job, change("+I", 1, 1, "eu", "a") | {"more": None})
+    job.run()
+    write(job, change("+U", 3, 1, "us") | {"more": "m"})
+    job.run()
+    write(job, change("+U", 7, 1, None, "b") | {"more": None}, change("+U", 9, 2) | {"more": "x"})
+    job.run()
+    found = {
+        (row["id"], row["region"], row["note"], row["more"], row["valid_from"], row["valid_to"]) for row in job.rows()
+    }
+    assert found == {
+        (1, "eu", "a", None, 1, 3), (1, "us", "a", "m", 3, 7), (1, "us", "b", "m", 7, None),
+        (2, None, None, "x", 9, None),
+    }  # fmt: skip
+
+
 def test_the_time_of_the_change_at_its_source(spark: SparkSession, tmp_path: Path) -> None:
     job = Job(spark, tmp_path, columns={"id": "int", "note": "string"}, file_format="json")
     job.sections, job.table = {"source": {"format": "debezium-json"}}, {"history": {}, "order_by": []}
