@@ -38,6 +38,7 @@ PROOF: Mapping[str, Sequence[str]] = {
     "sink/test_append.py": ["each_insert_is_there_once_after_a_crash[before the commit]", "from_kafka"],
     "sink/test_order.py": ["any_order_of_arrival_ends_in_the_same_row[0]", "ties_are_broken_by_the_offset"],
     "sink/test_late.py": ["late_changes_are_dropped[v3]", "late_changes_are_dropped[delta]", "partitions_are_added"],
+    "sink/test_versions.py": ["each_change_makes_a_version[v3]", "each_change_makes_a_version[delta]"],
     "sink/test_soft_delete.py": ["a_delete_marks_the_row[v3-drop]", "a_delete_marks_the_row[delta-apply]"],
     "sink/test_where.py": ["rows_enter_and_leave[v3-python]", "rows_enter_and_leave[delta-spark]"],
     "sink/test_conditions.py": ["python_evaluates_comparisons"],
