@@ -209,9 +209,9 @@ class Config(Section):
                 *("tables", number, "cluster_by"),
             )
         if table.cluster_by and table.partition_fields:
+            other = "partition_by" if table.partition_by else "history, which partitions it"
             raise MisplacedError(
-                f"a table of {can.name} can't have both cluster_by and partition_by (which "
-                "history has by itself). Leave out one of them",
+                f"a table of {can.name} can't have both cluster_by and {other}. Leave out one of them",
                 *("tables", number, "cluster_by"),
             )
         for name in table.columns or {}:
