@@ -40,7 +40,6 @@ def versions(events: Sequence[Event], tracked: Sequence[int]) -> list[Row]:
 
 _OF_OTHERS = 100
 """From this key on, rows are those of other writers."""
-_LEFT_OUT = {"append again"}
 
 
 def history_story(seed: int) -> Story:
@@ -49,15 +48,7 @@ def history_story(seed: int) -> Story:
     """
     story = late_story(seed)
     operations = tuple(replace(o, verb="set") if o.verb == "truncate" else o for o in story.operations)
-    processes = tuple(
-        replace(
-            process,
-            happenings=tuple((step, what) for step, what in process.happenings if what not in _LEFT_OUT),
-            then=tuple(what for what in process.then if what not in _LEFT_OUT),
-        )
-        for process in story.processes
-    )
-    return replace(story, operations=operations, processes=processes, partitioned_by="is_current")
+    return replace(story, operations=operations, partitioned_by="is_current").without("append again")
 
 
 class HistoryPlayer(LatePlayer):

@@ -32,18 +32,7 @@ def late_story(seed: int) -> Story:
         operation if operation.verb in _VERBS else replace(operation, verb=random.choice(("set", "delete")))
         for operation in story.operations
     )
-    processes = tuple(
-        replace(
-            process,
-            happenings=tuple((step, what) for step, what in process.happenings if what not in _LEFT_OUT),
-            then=tuple(what for what in process.then if what not in _LEFT_OUT),
-        )
-        for process in story.processes
-    )
-    return replace(story, operations=operations, processes=processes)
-
-
-_LEFT_OUT = {"delete", "delete in place"}
+    return replace(story, operations=operations).without("delete", "delete in place")
 
 
 class LatePlayer(Player):

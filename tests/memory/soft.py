@@ -24,15 +24,7 @@ def soft_story(seed: int) -> Story:
     """
     story = late_story(seed)
     operations = tuple(o if o.verb != "truncate" else replace(o, verb="delete") for o in story.operations)
-    processes = tuple(
-        replace(
-            process,
-            happenings=tuple((step, what) for step, what in process.happenings if what != "append again"),
-            then=tuple(what for what in process.then if what != "append again"),
-        )
-        for process in story.processes
-    )
-    return replace(story, operations=operations, processes=processes, soft=True, late=seed % 2 == 0)
+    return replace(story, operations=operations, soft=True, late=seed % 2 == 0).without("append again")
 
 
 def time_of(order: int) -> datetime:

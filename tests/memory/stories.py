@@ -192,6 +192,18 @@ class Story:
             seed=seed,
         )
 
+    def without(self, *left_out: Happening) -> "Story":
+        """The story in which some things don't happen."""
+        processes = tuple(
+            replace(
+                process,
+                happenings=tuple((step, what) for step, what in process.happenings if what not in left_out),
+                then=tuple(what for what in process.then if what not in left_out),
+            )
+            for process in self.processes
+        )
+        return replace(self, processes=processes)
+
     def simpler(self) -> "list[Story]":
         """Stories that have a little less of something."""
         found = [replace(self, processes=_without(self.processes, n)) for n in range(len(self.processes))]
