@@ -217,8 +217,9 @@ def _missing_marks(table: TableView, section: TableSection, path: str) -> list[T
 
 def _add_own_columns(config: Config, table: Table, section: TableSection, path: str) -> None:
     """Add the columns that the sink itself sets."""
-    if section.stores_order or section.marks:
-        table.check_writable(copies=section.copies)  # before its columns are looked at
+    if not section.stores_order and not section.marks:
+        return
+    table.check_writable(copies=section.copies)  # before its columns are looked at
     missing, marks = _missing_order(table, section, path), _missing_marks(table, section, path)
     if missing:
         # first, so that a column is there only with the word for what it holds

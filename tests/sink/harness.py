@@ -51,7 +51,11 @@ from sink.spark.tasks import decode as decoding
 from sink.spark.tasks import write
 from sink.spark.versions import to_arrow
 from sink.table import copy_on_write, keyindex, minor_compaction, task_plans
+from sink.table.patterns import resolve_tables
+from sink.table.plan import plan_table
+from sink.table.table_plan import TablePlan
 from sink.targets import merge_levels
+from sink.targets.catalogs import Catalogs
 from sink.targets.delta.commit import DeltaCommitter
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.values import ChangeSet, Done, Outcome, Rewrite
@@ -241,6 +245,13 @@ class Job:
         os.utime(path, (CREATED_LONG_AGO + number, CREATED_LONG_AGO + number))
         # names that sort against the order of arrival, and need quoting in URIs
         return path.rename(self.changes_folder / f"{999 - number:03d} ä.{self.file_format}")
+
+    def plan(self) -> TablePlan:
+        """The plan of its table as it is now."""
+        config = self.config()
+        (resolved,) = resolve_tables(config, [])
+        catalogs = Catalogs(self.spark, config)
+        return plan_table(catalogs, config, resolved, catalogs.load(self.target))
 
     def pipeline(self) -> Pipeline:
         """What a process started now would run."""

@@ -19,9 +19,6 @@ from changelog.conditions import evaluated
 from changelog.wanted import Where
 from sink.errors import ConfigError
 from sink.spark.versions import parse_ddl, to_arrow
-from sink.table.patterns import resolve_tables
-from sink.table.plan import plan_table
-from sink.targets.catalogs import Catalogs
 from tests.sink.harness import Job
 
 pytestmark = pytest.mark.spark
@@ -59,9 +56,7 @@ ONLY_SPARK = ["lower(region) = 'eu'", "ratio > 1", "small % 2 = 1", "region LIKE
 
 def where(job: Job, text: str) -> Where:
     job.table = {"where": text}
-    config = job.config()
-    (resolved,) = resolve_tables(config, [])
-    found = plan_table(Catalogs(job.spark, config), config, resolved, None).changelog.where
+    found = job.plan().changelog.where
     assert found is not None
     return found
 

@@ -614,7 +614,7 @@ def test_files_are_deleted_by_what_reaches_them(spark: SparkSession, tmp_path: P
 
 
 def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] | None = None) -> KeyIndex:
-    plan: Any = SimpleNamespace(section=SimpleNamespace(key=["id"], copies=False), late=None)
+    plan = Job(table.spark, location).plan()
     folder = HadoopFolder(table, str(location), properties or {})
     engine: Any = SimpleNamespace(index_folder=lambda: folder, read_keys=functools.partial(read_keys, table))
     return KeyIndex(table, plan, engine, "rowdelta.test")

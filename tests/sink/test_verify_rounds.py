@@ -4,7 +4,6 @@ import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -230,15 +229,8 @@ def compared(job: Job, rows: list[tuple[str, str]], script: list[list[int] | Non
     config = job.config()
     target = Catalogs(job.spark, config).load(job.target)
     assert target is not None
-    columns = [SimpleNamespace(name=name, field=name, is_uuid=False) for name in ("id", "region")]
-    plan = SimpleNamespace(
-        changelog=SimpleNamespace(columns=columns),
-        computed=[],
-        columns=columns,
-        section=SimpleNamespace(key=["id"], exclude=[]),
-    )
     source = Scripted(job.spark.createDataFrame(rows, "id string, region string"), script)
-    found = Rounds(cast(Any, plan), target, cast(Any, source), cast(Any, source), "p.", Patience(0, 30), 20)
+    found = Rounds(job.plan(), target, cast(Any, source), cast(Any, source), "p.", Patience(0, 30), 20)
     return found.run(), source
 
 
