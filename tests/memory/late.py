@@ -38,6 +38,8 @@ def late_story(seed: int) -> Story:
 class LatePlayer(Player):
     """Plays a story of late changes."""
 
+    fixed = ("late", "mode")
+
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
         self.messages, self.orders = _delayed(story)

@@ -34,6 +34,7 @@ def time_of(order: int) -> datetime:
 class SoftPlayer(LatePlayer):
     """Plays a story of soft deletes. Rows are (a, b, region, value, deleted, since)."""
 
+    fixed = ("soft", "mode")
     schema = SCHEMA.append(pa.field("deleted", pa.bool_())).append(pa.field("since", pa.timestamp("us", "UTC")))
 
     def _check_no_orphans(self) -> None:

@@ -21,7 +21,7 @@ from dataclasses import dataclass, fields, replace
 from functools import cache, partial
 from pathlib import Path
 from random import Random
-from typing import Any, Literal, get_args
+from typing import Any, ClassVar, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
@@ -204,8 +204,11 @@ class Story:
         )
         return replace(self, processes=processes)
 
-    def simpler(self) -> "list[Story]":
-        """Stories that have a little less of something."""
+    def simpler(self, fixed: Collection[str] = ()) -> "list[Story]":
+        """Stories that have a little less of something.
+
+        :param fixed: names of fields that stay as they are.
+        """
         found = [replace(self, processes=_without(self.processes, n)) for n in range(len(self.processes))]
         for n, process in enumerate(self.processes):
             lesser = [
@@ -216,7 +219,8 @@ class Story:
             found += [replace(self, processes=(*self.processes[:n], p, *self.processes[n + 1 :])) for p in lesser]
         found += [replace(self, operations=_without(self.operations, n)) for n in range(len(self.operations))]
         for part in fields(self):
-            if part.name not in ("operations", "processes", "seed") and getattr(self, part.name) != part.default:
+            is_fixed = part.name in ("operations", "processes", "seed", *fixed)
+            if not is_fixed and getattr(self, part.name) != part.default:
                 plain: dict[str, Any] = {part.name: part.default}
                 found.append(replace(self, **plain))
         return found
@@ -469,6 +473,8 @@ class Player:
 
     schema = SCHEMA
     """Of the table, and of the rows that it has. The source's rows may have fewer columns."""
+    fixed: ClassVar[tuple[str, ...]] = ()
+    """Fields of stories without which they would be stories of another player."""
 
     def __init__(self, story: Story, folder: Path) -> None:
         self.story = story
@@ -1013,16 +1019,9 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         yield
 
 
-def played(story: Story, folder: Path, player: "type[Player] | None" = None) -> None:
+def played(story: Story, folder: Path, player: type[Player] = Player) -> None:
     """Play a story in a new folder."""
     shutil.rmtree(folder, ignore_errors=True)
     folder.mkdir(parents=True)
     with tiny_thresholds(story):
-        (player or Player)(story, folder).play()
-
-
-def shrunk(story: Story, fails: Callable[[Story], bool]) -> Story:
-    """The simplest story that still fails, as far as removing one thing at a time leads."""
-    while (simpler := next(filter(fails, story.simpler()), None)) is not None:
-        story = simpler
-    return story
+        player(story, folder).play()

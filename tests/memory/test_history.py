@@ -4,7 +4,6 @@ sink, its index, and the table.
 
 import re
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,30 +16,15 @@ from deltawriters.history import History
 from deltawriters.keyindex import ClosedRows, IndexSlice
 from sink.table.deleted_keys import DeletedKeys
 from tests.memory.history import HistoryPlayer, history_story
+from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.storage import Clock
-from tests.memory.stories import Message, Story, played, shrunk
-from tests.memory.test_stories import PARTS, SEED, STORIES
-
-
-def _failure(story: Story, folder: Path) -> Exception | None:
-    try:
-        played(replace(story, late=True, mode="upsert"), folder, HistoryPlayer)
-    except Exception as error:  # noqa: BLE001 - any is a failure of the story
-        return error
-    return None
+from tests.memory.stories import Message, Story
 
 
 @pytest.mark.timeout(60 + STORIES)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_all_versions_are_there(tmp_path: Path, part: int) -> None:
-    folder = tmp_path / "story"
-    for seed in range(SEED + part, SEED + STORIES // 3, PARTS):
-        story = history_story(seed)
-        error = _failure(story, folder)
-        if error is not None:
-            simplest = shrunk(story, lambda simpler: _failure(simpler, folder) is not None)
-            found = _failure(simplest, folder) or error
-            pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
+    hunt(history_story, part, STORIES // 3, tmp_path / "story", HistoryPlayer)
 
 
 def _forget_closed_versions(patch: pytest.MonkeyPatch) -> None:
@@ -81,10 +65,7 @@ nothing = History._deletes
 )
 def test_stories_of_history_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
-    found = (_failure(history_story(seed), tmp_path / "story") for seed in range(3000))
-    error = next((error for error in found if error is not None), None)
-    assert error is not None, "no story was different"
-    assert not isinstance(error, (TypeError, AttributeError, NameError)), error
+    assert is_found(map(history_story, range(3000)), tmp_path / "story", HistoryPlayer)
 
 
 SPARKS = {  # micro-batches are between bars; each event is U or D, its order value, and the row's value

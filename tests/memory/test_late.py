@@ -1,6 +1,5 @@
 """Late changes are dropped, whatever happens to the sink, its index, and the table."""
 
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,30 +13,15 @@ from deltawriters.late import LateChanges
 from deltawriters.order_values import OrderColumns
 from sink.table.deleted_keys import DeletedKeys
 from sink.table.keyindex import KeyIndex
+from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.late import LatePlayer, TwoSinks, late_story
-from tests.memory.stories import Message, Process, Story, played, shrunk, tiny_thresholds
-from tests.memory.test_stories import PARTS, SEED, STORIES
-
-
-def _failure(story: Story, folder: Path) -> Exception | None:
-    try:
-        played(replace(story, late=True, mode="upsert"), folder, LatePlayer)
-    except Exception as error:  # noqa: BLE001 - any is a failure of the story
-        return error
-    return None
+from tests.memory.stories import Message, Process, Story, tiny_thresholds
 
 
 @pytest.mark.timeout(60 + STORIES)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_late_changes_are_dropped(tmp_path: Path, part: int) -> None:
-    folder = tmp_path / "story"
-    for seed in range(SEED + part, SEED + STORIES // 3, PARTS):
-        story = late_story(seed)
-        error = _failure(story, folder)
-        if error is not None:
-            simplest = shrunk(story, lambda simpler: _failure(simpler, folder) is not None)
-            found = _failure(simplest, folder) or error
-            pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
+    hunt(late_story, part, STORIES // 3, tmp_path / "story", LatePlayer)
 
 
 TRUNCATE = (None, 0, 100)
@@ -157,10 +141,7 @@ def _forget_the_order_of_moved_rows(patch: pytest.MonkeyPatch) -> None:
 )
 def test_late_stories_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
-    found = (_failure(late_story(seed), tmp_path / "story") for seed in range(1000))
-    error = next((error for error in found if error is not None), None)
-    assert error is not None, "no story was different"
-    assert not isinstance(error, (TypeError, AttributeError, NameError)), error
+    assert is_found(map(late_story, range(1000)), tmp_path / "story", LatePlayer)
 
 
 @pytest.mark.parametrize("is_mistaken", [False, True])

@@ -1,7 +1,6 @@
 """Deletes mark rows as deleted, whatever happens to the sink, its index, and the table."""
 
 import shutil
-from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -10,31 +9,16 @@ import pytest
 from changelog.rows import RowKind
 from deltawriters import delta
 from deltawriters.partial import Partials
+from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.late import TwoSinks
 from tests.memory.soft import SoftPlayer, soft_story, time_of
-from tests.memory.stories import SOFT_DELETE, Story, played, shrunk
-from tests.memory.test_stories import PARTS, SEED, STORIES
-
-
-def _failure(story: Story, folder: Path) -> Exception | None:
-    try:
-        played(replace(story, soft=True, mode="upsert"), folder, SoftPlayer)
-    except Exception as error:  # noqa: BLE001 - any is a failure of the story
-        return error
-    return None
+from tests.memory.stories import SOFT_DELETE
 
 
 @pytest.mark.timeout(60 + STORIES)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_deletes_mark_rows(tmp_path: Path, part: int) -> None:
-    folder = tmp_path / "story"
-    for seed in range(SEED + part, SEED + STORIES // 3, PARTS):
-        story = soft_story(seed)
-        error = _failure(story, folder)
-        if error is not None:
-            simplest = shrunk(story, lambda simpler: _failure(simpler, folder) is not None)
-            found = _failure(simplest, folder) or error
-            pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
+    hunt(soft_story, part, STORIES // 3, tmp_path / "story", SoftPlayer)
 
 
 def _delete_rows(patch: pytest.MonkeyPatch) -> None:
@@ -55,10 +39,7 @@ def _mark_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
 @pytest.mark.parametrize("mistake", [_delete_rows, _let_the_last_delete_count, _mark_what_is_not_there])
 def test_soft_stories_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
-    found = (_failure(soft_story(seed), tmp_path / "story") for seed in range(100))
-    error = next((error for error in found if error is not None), None)
-    assert error is not None, "no story was different"
-    assert not isinstance(error, (TypeError, AttributeError, NameError)), error
+    assert is_found(map(soft_story, range(100)), tmp_path / "story", SoftPlayer)
 
 
 class TwoSoftSinks(TwoSinks, SoftPlayer):

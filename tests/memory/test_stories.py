@@ -1,17 +1,11 @@
-"""Any story about a table ends well, whatever happens in it: see `tests.memory.stories`.
+"""Any story about a table ends well, whatever happens in it: see `tests.memory.stories` and `tests.memory.hunting`."""
 
-`ROWDELTA_MEMORY_STORIES=20000 pytest tests/memory` goes hunting, and `ROWDELTA_MEMORY_SEED` plays the same stories
-again. A story that fails is printed in its simplest form.
-"""
-
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
-from random import SystemRandom
 from typing import Any
 
 import numpy as np
@@ -37,17 +31,14 @@ from sink.table.table_dead_letters import TableDeadLetters
 from sink.targets.retries import Retries
 from sink.targets.values import ChangeSet, IndexCommit, Outcome, Refused, TableChanges
 from tests.memory import engine
+from tests.memory.hunting import PARTS, STORIES, failure, hunt, is_found
 from tests.memory.storage import Clock
-from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played, shrunk
+from tests.memory.stories import KEYS, Operation, Player, Process, Story, Told, played
 from tests.memory.table import MemoryTable
 from tests.memory.writers import MemoryTableSpec
 from tests.rewrites import ALL_FILES
 
 ROOT = Path(__file__).parents[2]
-STORIES = int(os.environ.get("ROWDELTA_MEMORY_STORIES", "300"))
-PARTS = 4
-"""So that several processes of pytest can share the stories."""
-SEED = int(os.environ.get("ROWDELTA_MEMORY_SEED", SystemRandom().randrange(10**9)))
 
 
 @pytest.fixture(autouse=True)
@@ -60,32 +51,10 @@ def _no_jvm(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(SparkContext, "_ensure_initialized", refuse)
 
 
-def failure(story: Story, folder: Path) -> Exception | None:
-    try:
-        played(story, folder)
-    except Exception as error:  # noqa: BLE001 - any is a failure of the story
-        return error
-    return None
-
-
-def _is_found(story: Story, folder: Path) -> bool:
-    """Whether a mistake makes the story end otherwise. An error of the test itself isn't one."""
-    error = failure(story, folder)
-    assert not isinstance(error, (TypeError, AttributeError, NameError)), error
-    return error is not None
-
-
 @pytest.mark.timeout(60 + STORIES)
 @pytest.mark.parametrize("part", range(PARTS))
 def test_every_snapshot_is_right(tmp_path: Path, part: int) -> None:
-    folder = tmp_path / "story"
-    for seed in range(SEED + part, SEED + STORIES, PARTS):
-        story = Story.random(seed)
-        error = failure(story, folder)
-        if error is not None:
-            simplest = shrunk(story, lambda simpler: failure(simpler, folder) is not None)
-            found = failure(simplest, folder) or error
-            pytest.fail(f"seed {seed}: {found!r}\n{simplest}")
+    hunt(Story.random, part, STORIES, tmp_path / "story")
 
 
 def test_a_new_dead_letter_before_those_that_are_kept(tmp_path: Path) -> None:
@@ -376,7 +345,7 @@ def test_stories_find_a_mistake(mistake: Patch, tmp_path: Path) -> None:
     """A test that can't fail shows nothing."""
     with pytest.MonkeyPatch.context() as patch:
         mistake(patch)
-        assert any(_is_found(Story.random(seed), tmp_path / "story") for seed in range(1000))
+        assert is_found(map(Story.random, range(1000)), tmp_path / "story")
 
 
 @pytest.mark.parametrize("mistake", [_carry_nothing_over, _take_moved_rows_for_the_newest])
@@ -385,7 +354,7 @@ def test_stories_find_a_mistake_of_rewrites(mistake: Patch, tmp_path: Path) -> N
     stories = (replace(Story.random(seed), rewrites=True, deletes="position") for seed in range(1000))
     with pytest.MonkeyPatch.context() as patch:
         mistake(patch)
-        assert any(_is_found(story, tmp_path / "story") for story in stories)
+        assert is_found(stories, tmp_path / "story")
 
 
 VALUES = 9
@@ -439,7 +408,7 @@ def test_what_others_change_meanwhile_completes_no_row(what: Any, tmp_path: Path
     assert all(failure(story, tmp_path / "story") is None for story in stories)
     with pytest.MonkeyPatch.context() as patch:
         _trust_what_completed_partial_rows(patch)
-        assert any(_is_found(story, tmp_path / "story") for story in stories)
+        assert is_found(stories, tmp_path / "story")
 
 
 def test_files_that_can_not_be_counted_are_told_as_unknown(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
