@@ -206,7 +206,7 @@ class IndexSlice:
             if start == stop:
                 continue
             run = open_run(self.io, self.location, info)
-            query, at = _same_high(run, in_order, np.arange(start, stop))
+            query, at = _pairs(*_same_high(run, in_order, np.arange(start, stop)))
             part = Entries(run.high, run.low, run.file, run.pos, (), run.order).take(at)
             number, row = np.full(len(at), -1, np.int64), np.flatnonzero(_has_row(part.file))
             local, inverse = np.unique(part.file[row] & _NUMBER, return_inverse=True)
@@ -367,22 +367,37 @@ def _names(groups: list[list[RunInfo]]) -> tuple[str, ...]:
 
 def _matches(run: Run, high: Hashes, low: Hashes, queries: Ints) -> tuple[Ints, Ints]:
     """Pairs (query, index of an entry of the same key), ascending in both. `queries` are indexes into `high` and `low`,
-    which are sorted.
+    of which `high` is sorted.
     """
-    query, at = _same_high(run, high, queries)
-    same = run.low[at] == low[query]
-    return query[same], at[same]
+    queries, start, stop = _same_high(run, high, queries)
+    # a key with many versions has as many entries with the same high hash
+    start, stop = (_bisected(run.low, low[queries], start, stop, right=right) for right in (False, True))
+    return _pairs(queries, start, stop)
 
 
-def _same_high(run: Run, high: Hashes, queries: Ints) -> tuple[Ints, Ints]:
-    """Likewise, pairs whose high hashes are the same."""
+def _same_high(run: Run, high: Hashes, queries: Ints) -> tuple[Ints, Ints, Ints]:
+    """The queries whose high hash the run has, and for each of them the range of the entries that have it."""
     start = np.searchsorted(run.high, high[queries])
     hit = run.high[np.minimum(start, len(run.high) - 1)] == high[queries]
     queries, start = queries[hit], start[hit]
-    count = np.searchsorted(run.high, high[queries], side="right") - start
+    return queries, start, np.searchsorted(run.high, high[queries], side="right")
+
+
+def _bisected(values: Hashes, wanted: Hashes, start: Ints, stop: Ints, *, right: bool) -> Ints:
+    """`np.searchsorted` of each wanted value in a range of its own, in which the values are sorted."""
+    for _ in range(int(np.max(stop - start, initial=0)).bit_length()):
+        middle = (start + stop) // 2
+        value = values[np.minimum(middle, len(values) - 1)]
+        above = (start < stop) & (value <= wanted if right else value < wanted)
+        start, stop = np.where(above, middle + 1, start), np.where(above, stop, middle)
+    return start
+
+
+def _pairs(queries: Ints, start: Ints, stop: Ints) -> tuple[Ints, Ints]:
+    """Each query with each entry of its range."""
+    count = stop - start
     query = np.repeat(queries, count)
-    at = np.arange(len(query)) + np.repeat(start - (np.cumsum(count) - count), count)
-    return query, at
+    return query, np.arange(len(query)) + np.repeat(start - (np.cumsum(count) - count), count)
 
 
 def _has_row(file: Words) -> Flags:

@@ -613,6 +613,18 @@ def test_within_a_run_the_first_that_supersedes_hides_the_rest(tmp_path: Path) -
         ]
 
 
+def test_the_many_versions_of_a_hot_key_are_told_apart_one_by_one(tmp_path: Path) -> None:
+    """Pairs of them all would need 20 GB."""
+    count = 50_000
+    low = np.random.default_rng(1).permutation(count).astype(np.uint64)
+    zeros = np.zeros(count, np.uint32)
+    versions = Entries(np.full(count, 5, np.uint64), low, zeros, low.astype(np.uint32), (data_file("a.parquet"),))
+    info = write_run(IO, str(tmp_path), "r", 1, versions)
+    located = IndexSlice(str(tmp_path), (), (info,), {}).probe(versions.high, low, *EVERYTHING)
+    assert sorted(located.query.tolist()) == list(range(count))
+    assert (located.pos == low[located.query]).all()
+
+
 def test_a_slice_survives_pickling_after_use(tmp_path: Path) -> None:
     info = write_run(IO, str(tmp_path), "r", 1, entries((1, 2, 0, 3)))
     index = IndexSlice(str(tmp_path), (), (info,), {"b.parquet": 4})
