@@ -12,6 +12,8 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 from pyiceberg.io import FileIO
 
+from deltawriters.kept_columns import read_columns
+
 _SAMPLE_ROWS = 4096
 _DICTIONARY_PAYS_BELOW = 0.5  # distinct values per row of a row group
 _DICTIONARY_BYTES = 2 * 1024 * 1024
@@ -72,7 +74,7 @@ def rows_at(
         for number in np.unique(groups).tolist():
             first, last = np.searchsorted(groups, [number, number + 1])
             part = slice(int(first), int(last))
-            rows = file.read_row_group(number, names, use_threads=False) if names else pa.table({})
+            rows = read_columns(file, path, number, names) if names else pa.table({})
             places = positions[part] - (ends[number] - sizes[number])
             yield positions[part], rows.take(pa.array(places)) if names else rows
 

@@ -1,0 +1,103 @@
+"""Decoded columns of row groups, kept on the local disk of who reads old rows.
+
+The rows that changes build on lie scattered over the table, and Parquet gives a row only with its whole row group.
+Which row groups these are hardly changes from one micro-batch to the next. So a column that was decoded stays for a
+while as an Arrow file, which is mapped into memory: the next micro-batch pays for its rows, not for row groups.
+
+The files are where Spark spills and shuffles, in the first of `SPARK_LOCAL_DIRS`; Spark removes them with the
+application. Elsewhere nothing is kept.
+"""
+
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+import pyarrow as pa
+import pyarrow.parquet as pq
+
+_MOST_BYTES = 8 << 30
+"""So much may be kept on a machine, and only half of the space that is free. What doesn't fit isn't kept: to drop
+others for it would lose all of them, if micro-batches go round more row groups than there is room for.
+"""
+_LEAST_BYTES = 1 << 20
+"""A column of fewer bytes is decoded about as fast as a file is opened."""
+_UNUSED_SECONDS = 600
+"""What wasn't used for so long goes when there is no room. Data files that were rewritten are never read again."""
+
+
+def read_columns(file: pq.ParquetFile, path: str, group: int, names: Sequence[str]) -> pa.Table:
+    """Columns of a row group.
+
+    :param path: of the file; no other file ever has it.
+    :param names: of top-level columns.
+    """
+    folder = _folder()
+    if folder is None:
+        return file.read_row_group(group, names, use_threads=False)
+    places = {name: folder / hashlib.sha256(f"{path}\n{group}\n{name}".encode()).hexdigest() for name in names}
+    columns = {name: column for name, place in places.items() if (column := _kept(place)) is not None}
+    missing = [name for name in names if name not in columns]
+    if missing:
+        rows = file.read_row_group(group, missing, use_threads=False)
+        columns |= {name: rows.select([name]) for name in missing}
+        large = [name for name in missing if columns[name].nbytes >= _LEAST_BYTES]
+        room = _room(folder) if large else 0
+        for name in large:
+            room -= columns[name].nbytes
+            if room >= 0:
+                _keep(columns[name], places[name])
+    found = [columns[name] for name in names]
+    return pa.table([part.column(0) for part in found], pa.schema([part.field(0) for part in found]))
+
+
+def _folder() -> Path | None:
+    local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
+    if not local:
+        return None
+    folder = Path(local) / "rowdelta-columns"
+    with suppress(OSError):
+        folder.mkdir(mode=0o700, exist_ok=True)
+        return folder
+    return None
+
+
+def _kept(place: Path) -> pa.Table | None:
+    try:
+        os.utime(place)
+        return pa.ipc.open_file(pa.memory_map(str(place))).read_all()
+    except OSError:  # it was never kept, or is no longer
+        return None
+
+
+def _keep(column: pa.Table, place: Path) -> None:
+    with suppress(OSError):  # the disk is full
+        descriptor, partial = tempfile.mkstemp(dir=place.parent)
+        try:
+            with os.fdopen(descriptor, "wb") as target, pa.ipc.new_file(target, column.schema) as writer:
+                writer.write_table(column)
+            os.replace(partial, place)
+        except BaseException:
+            os.unlink(partial)
+            raise
+
+
+def _room(folder: Path) -> int:
+    """Bytes that may still be kept."""
+
+    def files() -> Iterator[tuple[Path, os.stat_result]]:
+        for file in folder.iterdir():
+            with suppress(FileNotFoundError):  # another process has just removed it
+                yield file, file.stat()
+
+    used = sum(status.st_size for _, status in files())
+    room = min(_MOST_BYTES - used, shutil.disk_usage(folder).free // 2)
+    if room <= 0:
+        for file, status in files():
+            if status.st_mtime < time.time() - _UNUSED_SECONDS:
+                file.unlink(missing_ok=True)
+    return room
