@@ -113,24 +113,29 @@ class History:
         assert current.latest is not None
         orders = self._order.of_changes(changes)
         # at an equal order value, the change may be one that the table has already
-        is_late = np.asarray(pc.less_equal(orders, current.latest.take(pa.array(ids))))
-        is_new = np.asarray(pc.equal(current.latest, UNKNOWN))
+        is_late = np.zeros(count, np.bool_)
+        is_late[ids[np.asarray(pc.less_equal(orders, current.latest.take(pa.array(ids))))]] = True
+        is_new = np.asarray(pc.equal(current.latest, UNKNOWN)).copy()
         is_new[current.query] = False
-        asked = np.union1d(ids[is_late], np.flatnonzero(is_new))
+        asked = np.flatnonzero(is_late | is_new)
         closed = index.slice.closed_versions(high[asked], low[asked])
         # of a key that was deleted longer ago than tombstones are kept, only closed versions are known
-        late = np.setdiff1d(asked, np.setdiff1d(np.flatnonzero(is_new), asked[closed.query]))
+        is_late[is_new] = False
+        is_late[asked[closed.query]] = True
+        late = np.flatnonzero(is_late)
         closed = self._concerned(closed.of(np.searchsorted(late, asked)), late, ids, orders)
 
         rows, of_key = self._read(current, np.arange(count))
         older, of_older = self._read(closed, late)
-        deleted = np.setdiff1d(late, of_key)
+        has_no_row = is_late.copy()
+        has_no_row[of_key] = False
+        deleted = np.flatnonzero(has_no_row)
         told = [
-            self._events_of(pa.concat_tables([rows, older]), np.concatenate([of_key, of_older]), late),
+            self._events_of(pa.concat_tables([rows, older]), np.concatenate([of_key, of_older]), is_late),
             self._deletes(deleted, current.latest.take(pa.array(deleted))),
             self._deletes(late[closed.deletes[0]], closed.deletes[1]),
         ]
-        events = self._in_sequence(changes, ids, orders, told, late)
+        events = self._in_sequence(changes, ids, orders, told, is_late)
         hashes = storage(keys.column(HASH)).take(events.column(_KEY))
         events = events.append_column(HASH, hashes)
         events, moves = self._without_idle_removals(self._without_repeats(events))
@@ -212,12 +217,13 @@ class History:
             of_key.append(keys[located.query[here]])
         return pa.concat_tables(parts), np.concatenate(of_key)
 
-    def _events_of(self, versions: pa.Table, keys: Ints, late: Ints) -> "_Told":
+    def _events_of(self, versions: pa.Table, keys: Ints, late: Flags) -> "_Told":
         """What the table's versions tell of earlier changes: a version was set when it begins; it was set once more, to
         what it is now, by the last change that was written into it; and it was removed when it ends, unless another one
         begins then. Of keys without late changes only the first counts.
 
         :param keys: the number of the key of each version.
+        :param late: for each key, whether it has late changes.
         """
         start, end = (storage(versions.column(name)) for name in (self._names.start, self._names.end))
         last = self._order.of_rows(versions)
@@ -233,7 +239,7 @@ class History:
         )
         at = storage(versions.column(self._order.columns[0])).cast(start.type)
         # the order value of a time alone is below those that begin with it: take the whole one if it is the row's
-        is_late = np.isin(keys, late)
+        is_late = late[keys]
         begins = pc.if_else(pc.or_(pc.fill_null(pc.equal(at, start), False), pa.array(~is_late)), last, begins)
         again = np.flatnonzero(is_late & np.asarray(pc.greater(last, begins)))
         removed = np.flatnonzero(is_late & np.asarray(end.is_valid()) & ~goes_on)
@@ -264,7 +270,7 @@ class History:
         )
 
     def _in_sequence(
-        self, changes: pa.Table, ids: Ints, orders: pa.BinaryArray, told: Sequence["_Told"], late: Ints
+        self, changes: pa.Table, ids: Ints, orders: pa.BinaryArray, told: Sequence["_Told"], late: Flags
     ) -> pa.Table:
         """All events of all keys, by key and in their order.
 
@@ -287,7 +293,7 @@ class History:
         is_change = np.arange(len(keys)) < changed
         encoded_orders = pa.concat_arrays([orders, *(part.orders for part in told)])
         rank = order_rank([encoded_orders])
-        rank = np.where(is_change | np.isin(keys, late), rank, -1)  # else it comes before all changes
+        rank = np.where(is_change | late[keys], rank, -1)  # else it comes before all changes
         # no event of a key's versions comes before an earlier one
         versions = np.flatnonzero(~is_change & (tie != _REMEMBERED))
         in_turn = versions[np.lexsort((tie[versions], keys[versions]))]
@@ -324,13 +330,23 @@ class History:
         """Leave changes out that the table has already: of the same order value and content."""
         names = [name for name in self._table.arrow_schema.names if name not in self._names.names]
         key, number = (storage(events.column(name)).to_numpy() for name in (_KEY, _CHANGE))
-        sets = sets_row(kinds_of(events))
-        content = pa.array(row_hash([storage(events.column(name)) for name in names]))
-        same, count = dense_ids([pa.array(key), storage(events.column(_ORDER)), content])
+        order, sets = storage(events.column(_ORDER)), sets_row(kinds_of(events))
+        # events of one order value are neighbours
+        starts = np.concatenate([[True], (key[1:] != key[:-1]) | np.asarray(pc.not_equal(order[1:], order[:-1]))])
+        group = np.cumsum(starts) - 1
+        has_row = np.zeros(len(events), np.bool_)
+        has_row[group[(number < 0) & sets]] = True
+        asked = np.flatnonzero(has_row[group] & sets)
+        content = pa.array(row_hash([storage(events.column(name).take(pa.array(asked))) for name in names]))
+        same, count = dense_ids([pa.array(group[asked]), content])
         is_known = np.zeros(count, np.bool_)
-        is_known[same[(number < 0) & sets]] = True
-        is_repeat = is_known[same] & (number >= 0) & sets
-        return events.filter(pa.array(~is_repeat)) if is_repeat.any() else events
+        is_known[same[number[asked] < 0]] = True
+        repeats = asked[is_known[same] & (number[asked] >= 0)]
+        if not len(repeats):
+            return events
+        stays = np.ones(len(events), np.bool_)
+        stays[repeats] = False
+        return events.filter(pa.array(stays))
 
     def _without_idle_removals(self, events: pa.Table) -> tuple[pa.Table, Settled]:
         """Leave out what removes nothing: removals of rows that went to another key, where the key has another row
