@@ -77,6 +77,7 @@ def build_session(
     )
     # for the sink and what it is compared with alike
     session.speed_up_local_files(spark)
+    session.let_workers_keep_columns(spark)
     return spark
 
 

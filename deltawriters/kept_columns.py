@@ -5,7 +5,7 @@ Which row groups these are hardly changes from one micro-batch to the next. So a
 while as an Arrow file, which is mapped into memory: the next micro-batch pays for its rows, not for row groups.
 
 The files are where Spark spills and shuffles, in the first of `SPARK_LOCAL_DIRS`; Spark removes them with the
-application. Elsewhere nothing is kept.
+application. Who starts the process says by `ALLOWED` that values may lie there.
 """
 
 import hashlib
@@ -20,6 +20,8 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+ALLOWED = "ROWDELTA_KEEPS_COLUMNS"
+"""An environment variable that isn't empty."""
 _MOST_BYTES = 8 << 30
 """So much may be kept on a machine, and only half of the space that is free. What doesn't fit isn't kept: to drop
 others for it would lose all of them, if micro-batches go round more row groups than there is room for.
@@ -57,7 +59,7 @@ def read_columns(file: pq.ParquetFile, path: str, group: int, names: Sequence[st
 
 def _folder() -> Path | None:
     local = os.environ.get("SPARK_LOCAL_DIRS", "").split(",")[0]
-    if not local:
+    if not local or not os.environ.get(ALLOWED):
         return None
     folder = Path(local) / "rowdelta-columns"
     with suppress(OSError):

@@ -20,6 +20,7 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
+from deltawriters import kept_columns
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import is_secret, masked, spark_pattern
@@ -240,7 +241,17 @@ def start(config: Config, *, short: bool = False, training: bool = False) -> Spa
             log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     _check_formats(spark, config)
     speed_up_local_files(spark)
+    let_workers_keep_columns(spark)
     return spark
+
+
+def let_workers_keep_columns(spark: SparkSession) -> None:
+    """Workers keep what they decode of old rows in Spark's local folders, unless all that is there must be encrypted.
+    The first job of Python must come after this.
+    """
+    context = spark.sparkContext
+    if context.getConf().get("spark.io.encryption.enabled", "false") != "true":
+        context.environment[kept_columns.ALLOWED] = "true"
 
 
 def _check_formats(spark: SparkSession, config: Config) -> None:

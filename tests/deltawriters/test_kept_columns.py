@@ -27,6 +27,7 @@ ROWS = 1000
 def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where columns are kept, in tests also small ones."""
     monkeypatch.setenv("SPARK_LOCAL_DIRS", f"{tmp_path}/local,{tmp_path}/other")
+    monkeypatch.setenv(kept_columns.ALLOWED, "true")
     monkeypatch.setattr(kept_columns, "_LEAST_BYTES", 0)
     (tmp_path / "local").mkdir()
     return tmp_path / "local" / "rowdelta-columns"
@@ -107,7 +108,7 @@ def test_what_has_no_room_is_read_all_the_same(
     assert list(folder.iterdir()) == [], "what nobody uses goes when there is no room"
 
 
-@pytest.mark.parametrize("disk", ["full", "has no room", "is read-only", "not of Spark"])
+@pytest.mark.parametrize("disk", ["full", "has no room", "is read-only", "not of Spark", "to be encrypted"])
 def test_disks(tmp_path: Path, folder: Path, table: pa.Table, monkeypatch: pytest.MonkeyPatch, disk: str) -> None:
     if disk == "full":
         monkeypatch.setattr(shutil, "disk_usage", lambda _: SimpleNamespace(free=0))
@@ -121,6 +122,6 @@ def test_disks(tmp_path: Path, folder: Path, table: pa.Table, monkeypatch: pytes
         folder.parent.rmdir()
         folder.parent.write_bytes(b"")  # no folder can be made there
     else:
-        monkeypatch.delenv("SPARK_LOCAL_DIRS")
+        monkeypatch.delenv("SPARK_LOCAL_DIRS" if disk == "not of Spark" else kept_columns.ALLOWED)
     read(tmp_path, table, [1, 700])
     assert not folder.is_dir() or list(folder.iterdir()) == []

@@ -4,12 +4,16 @@ import os
 import socket
 from collections.abc import Iterable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pyarrow as pa
 import pytest
 from py4j.clientserver import ClientServerConnection
+from pyspark import SparkConf
 from pyspark.sql import SparkSession
 
+from deltawriters import kept_columns
 from sink.spark import java_answers, java_names, session
 
 pytestmark = pytest.mark.spark
@@ -103,6 +107,27 @@ def test_all_workers_are_forked_from_one_process_that_has_imported_what_tasks_ne
     ((_, runs, has_arrow),) = {*of_files, *map(tuple, of_rows)}
     assert "sink.spark.daemon" in runs
     assert has_arrow
+
+
+@pytest.mark.versions
+def test_workers_keep_columns_where_spark_spills(spark: SparkSession) -> None:
+    def told(batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in batches:
+            yield pa.record_batch({"folder": [str(kept_columns._folder())]})
+
+    (folder,) = spark.range(1).coalesce(1).mapInArrow(told, "folder string").toPandas()["folder"]
+    assert Path(folder).is_dir()
+    assert Path(folder).parent.name.startswith("blockmgr-"), "Spark removes it"
+
+
+def test_workers_keep_nothing_where_spark_encrypts() -> None:
+    context: Any = SimpleNamespace(getConf=SparkConf, environment={})
+    session.let_workers_keep_columns(cast(Any, SimpleNamespace(sparkContext=context)))
+    assert context.environment == {kept_columns.ALLOWED: "true"}
+    context.environment.clear()
+    context.getConf = lambda: SparkConf().set("spark.io.encryption.enabled", "true")
+    session.let_workers_keep_columns(cast(Any, SimpleNamespace(sparkContext=context)))
+    assert context.environment == {}
 
 
 def test_workers_are_started_ahead(spark: SparkSession) -> None:
