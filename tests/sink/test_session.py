@@ -115,7 +115,7 @@ def test_workers_keep_columns_where_spark_spills(spark: SparkSession) -> None:
         for _ in batches:
             yield pa.record_batch({"folder": [str(kept_columns._folder())]})
 
-    (folder,) = spark.range(1).coalesce(1).mapInArrow(told, "folder string").toPandas()["folder"]
+    ((folder,),) = spark.range(1).coalesce(1).mapInArrow(told, "folder string").collect()
     assert Path(folder).is_dir()
     assert Path(folder).parent.name.startswith("blockmgr-"), "Spark removes it"
 
