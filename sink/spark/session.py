@@ -20,7 +20,6 @@ from pyspark.errors import PySparkRuntimeError
 from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import SparkSession
 
-from deltawriters import kept_columns
 from sink.config import Config
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import is_secret, masked, spark_pattern
@@ -249,6 +248,8 @@ def let_workers_keep_columns(spark: SparkSession) -> None:
     """Workers keep what they decode of old rows in Spark's local folders, unless all that is there must be encrypted.
     The first job of Python must come after this.
     """
+    from deltawriters import kept_columns
+
     context = spark.sparkContext
     if context.getConf().get("spark.io.encryption.enabled", "false") != "true":
         context.environment[kept_columns.ALLOWED] = "true"
