@@ -76,28 +76,27 @@ class Shop:
         Pipeline(self.spark, self.config()).run()
 
     def rows(self, table: str) -> dict[int, str]:
-        if self.catalog == "delta":
-            path = self.folder / "warehouse" / self.target(table).partition(".")[2].replace(".", "/")
-            DeltaLog(path).check()
-            frame = self.spark.read.format("delta").load(str(path))
-        else:
-            frame = self.spark.table(self.target(table))
-        return {row["id"]: row["name"] for row in to_arrow(frame).to_pylist()}
+        return {row["id"]: row["name"] for row in self._read(self.target(table))}
 
     def letters(self) -> list[tuple[str, str]]:
-        config = self.config()
-        if self.catalog == "delta":
-            path = self.folder / "warehouse" / config.dead_letter_table.partition(".")[2].replace(".", "/")
-            frame = self.spark.read.format("delta").load(str(path))
+        letters = self._read(self.config().dead_letter_table)
+        return sorted((letter["table"].rpartition(".")[2], letter["error_class"]) for letter in letters)
+
+    def _read(self, target: str) -> list[dict[str, Any]]:
+        if self.catalog == "iceberg":
+            rows = to_arrow(self.spark.table(target))
         else:
-            frame = self.spark.table(config.dead_letter_table)
-        return sorted((row["table"].rpartition(".")[2], row["error_class"]) for row in to_arrow(frame).to_pylist())
+            log = DeltaLog(self.folder / "warehouse" / target.partition(".")[2].replace(".", "/"))
+            log.check()
+            rows = log.rows()
+        found: list[dict[str, Any]] = rows.to_pylist()
+        return found
 
 
-@pytest.fixture(params=["iceberg", "delta"])
+@pytest.fixture
 def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka, request: pytest.FixtureRequest) -> Shop:
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return Shop(spark, tmp_path, kafka, request.param)
+    return Shop(spark, tmp_path, kafka, getattr(request, "param", "iceberg"))
 
 
 def test_a_table_whose_messages_come_late_in_the_topic(shop: Shop) -> None:
@@ -133,6 +132,7 @@ def test_large_micro_batches_are_read_once(shop: Shop, monkeypatch: pytest.Monke
     assert not any(frame.storageLevel.useDisk for frame in frames)
 
 
+@pytest.mark.parametrize("shop", ["iceberg", "delta"], indirect=True)
 def test_each_entry_takes_its_table_and_goes_on_from_its_own_position(
     shop: Shop, monkeypatch: pytest.MonkeyPatch
 ) -> None:
