@@ -7,6 +7,7 @@ also without the first: `public.orders` fits `shop.public.orders`.
 """
 
 import functools
+import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
 
@@ -36,10 +37,23 @@ def table_names(record: pa.Array, *parts: pa.Array) -> TableNames:
     return TableNames(record, pc.binary_join_element_wise(*dotted, present[-1], ""))
 
 
-def takes(patterns: Sequence[str], name: str) -> bool:
-    """Whether an entry with these `source_tables` takes the messages of a table."""
-    names = [name, name.partition(".")[2]] if name.count(".") > 1 else [name]
-    return any(fnmatchcase(each, pattern.replace("[", "[[]")) for pattern in patterns for each in names)
+def takes(patterns: Sequence[str | re.Pattern[str]], name: str) -> bool:
+    """Whether an entry with these `source_tables`, or regular expressions for them, takes the messages of a table."""
+    return any(
+        matched(pattern, name) is not None
+        if isinstance(pattern, re.Pattern)
+        else any(fnmatchcase(each, pattern.replace("[", "[[]")) for each in _spellings(name))
+        for pattern in patterns
+    )
+
+
+def matched(pattern: re.Pattern[str], name: str) -> re.Match[str] | None:
+    """How a regular expression matches the whole name of a table."""
+    return next((match for each in _spellings(name) if (match := pattern.fullmatch(each)) is not None), None)
+
+
+def _spellings(name: str) -> list[str]:
+    return [name, name.partition(".")[2]] if name.count(".") > 1 else [name]
 
 
 def named(found: Sequence[Found]) -> dict[str, Rows]:
@@ -51,7 +65,10 @@ def named(found: Sequence[Found]) -> dict[str, Rows]:
     changing = [part.record.to_numpy() for part in found if isinstance(part, Changes | Rejected)]
     if not changing:
         return {}
-    rows = {name: np.intersect1d(rows, np.concatenate(changing)) for name, rows in _by_name(found).items()}
+    by_name = _by_name(found)
+    count = 1 + max((rows.max(initial=-1) for rows in by_name.values()), default=-1)
+    is_changing = np.isin(np.arange(count), np.concatenate(changing))
+    rows = {name: rows[is_changing[rows]] for name, rows in by_name.items()}
     return {name: some for name, some in rows.items() if len(some)}
 
 
@@ -68,9 +85,11 @@ def _by_name(found: Sequence[Found]) -> dict[str, Rows]:
     for part in found:
         if isinstance(part, TableNames):
             names = part.name.dictionary_encode()
-            for number, name in enumerate(names.dictionary.to_pylist()):
-                rows = part.record.filter(pc.fill_null(pc.equal(names.indices, number), False)).to_numpy()
-                by_name[name] = np.concatenate([by_name.get(name, np.empty(0, np.int64)), rows])
+            numbers = names.indices.fill_null(-1).to_numpy()
+            rows = part.record.to_numpy()[np.argsort(numbers, kind="stable")]
+            ends = np.cumsum(np.bincount(numbers + 1, minlength=len(names.dictionary) + 1))
+            for name, of_name in zip(names.dictionary.to_pylist(), np.split(rows, ends)[1:-1], strict=True):
+                by_name[name] = np.concatenate([by_name.get(name, np.empty(0, np.int64)), of_name])
     return by_name
 
 

@@ -1,6 +1,7 @@
 """What a format must know about the table that its changes go to."""
 
 import json
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal
@@ -102,7 +103,8 @@ class ChangelogSpec:
         no message has named a table yet: then all are.
     :param is_mixed: the topic has messages of other tables too, so a tombstone alone doesn't say of which table it is.
     :param ignores_other_tables: messages of other tables are left out. Else they are bad records.
-    :param taken_elsewhere: patterns of tables whose messages other entries with the topic take: here they are left out.
+    :param taken_elsewhere: patterns, or regular expressions, of tables whose messages other entries with the topic
+        take: here they are left out.
     :param many_topics: records are of several topics, so a partition's number alone doesn't say where they are.
     :param history: the columns of versions, if the table has history. `start` has the first order value.
     :param show_values: texts for people may quote values of rows. Else they have types and lengths
@@ -134,7 +136,7 @@ class ChangelogSpec:
     source_tables: tuple[str, ...] = ()
     is_mixed: bool = False
     ignores_other_tables: bool = False
-    taken_elsewhere: tuple[str, ...] = ()
+    taken_elsewhere: tuple[str | re.Pattern[str], ...] = ()
     many_topics: bool = False
     history: VersionColumns | None = None
     show_values: bool = True

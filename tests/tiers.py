@@ -16,7 +16,10 @@ Tier = Literal["test", "all", "nightly"]
 
 PROOF: Mapping[str, Sequence[str]] = {
     # the way of a row
-    "sink/test_shared_topic.py": ["each_entry_takes_its_table_and_goes_on_from_its_own_position[iceberg]"],
+    "sink/test_shared_topic.py": [
+        "each_entry_takes_its_table_and_goes_on_from_its_own_position[iceberg]",
+        "a_pattern_finds_the_tables_that_messages_name",
+    ],
     "sink/test_many_topics.py": ["equal_keys_of_two_topics_are_two_rows_also_after_crashes[iceberg]"],
     "sink/test_catalogs.py": [
         "table_equals_source[hadoop-unpartitioned-position-2]",

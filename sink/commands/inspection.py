@@ -65,7 +65,7 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
     for table, state, made, reached in examined:
         section = table.section
         if isinstance(made, NoMessagesError):
-            yield f"{section.source} -> {made}"
+            yield f"{section.origin} -> {made}"
             continue
         if isinstance(made, NotChangesError) and made.is_internal and table.from_pattern:
             yield made.left_out
@@ -75,11 +75,11 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
             errors += wrong
             # the first of all errors is the last line
             shown_error = "see the error below" if wrong[0] is errors[0] else wrong[0]
-            yield f"{section.source} -> {section.target}: {shown_error}"
+            yield f"{section.id}: {shown_error}"
             continue
         assert made is not None
         plan, key, named = made
-        yield f"{section.source} -> {section.target}: {'exists' if plan.exists else 'will be created'}"
+        yield f"{section.id}: {'exists' if plan.exists else 'will be created'}"
         yield f"  source: {reached}"
         if named:
             yield f"  messages of: {', '.join(f'{name} ({count:,})' for name, count in named.items())}"
@@ -125,8 +125,8 @@ def check(spark: SparkSession, config: Config) -> Iterator[str]:
         for warning in plan.warnings:
             yield f"  WARNING: {warning}"
     for entry in config.tables:
-        if entry.has_pattern:
-            yield f"pattern {entry.source} -> {entry.target}: looks for more every {config.source.discovery_interval}"
+        if entry.may_find_more:
+            yield f"pattern {entry.id}: looks for more every {config.source.discovery_interval}"
     if errors:
         raise errors[0]
     if config.sink.on_bad_record == "dead-letter":
@@ -193,7 +193,7 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
             yield f"{section.target}: does not exist yet; rowdelta run creates it"
             continue
         if isinstance(found, RowdeltaError):
-            yield f"{section.source} -> {section.target}: {found}"
+            yield f"{section.id}: {found}"
             continue
         table, position = found
         last = table.last_commit()

@@ -229,13 +229,30 @@ class Config(Section):
 
     def _check_source_tables(self, table: TableSection, number: int) -> None:
         """:raises MisplacedError: the table picks messages by a name that they don't have."""
-        given = {"source_tables": table.source_tables != [], "other_tables": table.other_tables != "reject"}
+        by_name = table.feed.table is not None
+        given = {
+            "source": by_name,
+            "source_tables": table.source_tables != [],
+            "other_tables": table.other_tables != "reject",
+        }
         for name, is_given in given.items():
             if is_given and not formats.find(self.source.format).NAMES_TABLE:
+                what = "table out of source" if name == "source" else f"{name} out"
                 raise MisplacedError(
-                    f"messages of the format {self.source.format} don't say of which table they are. Leave {name} out",
+                    f"messages of the format {self.source.format} don't say of which table they are. Leave {what}",
                     *("tables", number, name),
                 )
+        if by_name and self.source.type == "files":
+            raise MisplacedError(
+                f"got a pattern, {table.feed.table}: the tables in files must be named, each in an entry of its own",
+                *("tables", number, "source"),
+            )
+        if by_name and table.other_tables == "reject":
+            raise MisplacedError(
+                f"table {table.target}: each table of the pattern would keep the messages of the others as bad "
+                "records. Write it in an entry with one table, or leave it out",
+                *("tables", number, "other_tables"),
+            )
 
     def _check_key_given(self, table: TableSection, number: int) -> None:
         """Check that a key is configured, or that messages can state it."""
@@ -302,9 +319,10 @@ class Config(Section):
 
     def _check_patterns(self) -> None:
         for number, table in enumerate(self.tables):
-            if not table.has_pattern:
+            if not table.may_find_more:
                 continue
             text = table.source.rpartition("/")[2] if self.source.type == "files" else table.source
+            text = text if table.feed.table is None else table.feed.table
             try:
                 groups = re.compile(text).groups
             except re.error as error:

@@ -389,10 +389,13 @@ class TableSource(Section):
     :param topic: one topic or directory; or several topics, whose changes all go to one table.
     :param pattern: a regular expression for the names of topics instead. If the table's target is one name, all of them
         go to this table.
+    :param table: a regular expression for the names of the source's tables in the topic. Each that it matches gets a
+        table. (Without a group in the target, `table` means `source_tables`.)
     """
 
     topic: str | Annotated[list[str], Field(min_length=1)] | None = None
     pattern: str | None = None
+    table: str | None = None
 
     @model_validator(mode="after")
     def _is_one_of_both(self) -> Self:
@@ -516,6 +519,8 @@ class TableSection(Section):
             return values
         if "source_tables" in values:
             raise MisplacedError("source names the table too. Keep one of them", "source_tables")
+        if "topic" in source and GROUP_REFERENCE.search(str(values.get("target"))):
+            return {"other_tables": "ignore"} | values
         table, rest = source["table"], {name: value for name, value in source.items() if name != "table"}
         tables = table if isinstance(table, list) else [table]
         return {"other_tables": "ignore"} | values | {"source": rest, "source_tables": tables}
@@ -535,12 +540,19 @@ class TableSection(Section):
     @property
     def many_topics(self) -> bool:
         """Whether the table takes several topics, by a list or a regular expression. At the moment it may be one."""
-        return not isinstance(self.feed.topic, str) and not self.is_pattern
+        is_one = isinstance(self.feed.topic, str) or (self.is_pattern and self.feed.table is None)
+        return not is_one
 
     @property
     def id(self) -> str:
         """What tells the tables of a job apart, also those whose target is wrong."""
-        return f"{self.source} -> {self.target}"
+        return f"{self.origin} -> {self.target}"
+
+    @property
+    def origin(self) -> str:
+        """What the table mirrors, for people: its source, and which table in it if a pattern has found that."""
+        table = self.feed.table
+        return self.source if table is None else f"{', '.join(self.source_tables) or table} in {self.source}"
 
     @property
     def record_columns(self) -> dict[str, str]:
@@ -846,15 +858,21 @@ class TableSection(Section):
 
     @property
     def is_pattern(self) -> bool:
-        """Whether `source` is a regular expression. It is one if `target` has a reference such as `$1`. Special
-        characters in `source` don't decide, since names of topics contain dots too.
+        """Whether the entry is for a table of each name that a regular expression matches: of topics, or of the
+        source's tables in a topic. It is if `target` has a reference such as `$1`. Special characters in `source` don't
+        decide, since names of topics contain dots too.
         """
         return GROUP_REFERENCE.search(self.target) is not None
 
     @property
     def has_pattern(self) -> bool:
-        """Whether `source` is a regular expression: for a table of each name that it matches, or for one of all."""
-        return self.is_pattern or self.feed.pattern is not None
+        """Whether `source` is a regular expression for names of topics: for a table of each, or for one of all."""
+        return self.feed.pattern is not None or (self.is_pattern and self.feed.table is None)
+
+    @property
+    def may_find_more(self) -> bool:
+        """Whether a pattern may match something that isn't there yet."""
+        return self.has_pattern or self.feed.table is not None
 
     def expand(self, text: str, match: re.Match[str]) -> str:
         """Replace `$1` or `${1}` in `text` by the match's groups. Each group becomes a name of letters, digits and `_`.

@@ -75,10 +75,11 @@ class Pipeline:
         changelogs: dict[str, ChangelogSpec] = {}
         self._source = open_source(spark, config, changelogs)
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
-        self._has_patterns = any(table.has_pattern for table in config.tables)
+        self._has_patterns = any(table.may_find_more for table in config.tables)
         self._looked_at = self._began_at = time.monotonic()
         try:
-            self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(find_tables(config, self._source))))
+            found = find_tables(config, self._source, remember=True)
+            self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(found)))
         except KeyboardInterrupt:
             self._supervisor.close()
             raise
@@ -368,11 +369,12 @@ class Pipeline:
         if self._has_patterns and now - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = now
             try:
-                new = self._supervisor.enter(find_tables(self._config, self._source), from_start=True)
+                found = find_tables(self._config, self._source, remember=True)
+                new = self._supervisor.enter(found, from_start=True)
             except TemporaryError as error:
                 log.warning("can't look for new tables: %s", error)
             for member in new:
-                log.info("found %s, for %s", member.source, member.target)
+                log.info("found %s, for %s", member.resolved.section.origin, member.target)
         if not members and not new:
             return
         self._reopen([*members, *new])

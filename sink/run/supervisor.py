@@ -343,7 +343,7 @@ class Supervisor:
             sink = _sink(member)
             batch = sink.batch(stream, batch_id, frame)
             while batch is not None and batch.more and not self._is_cut():
-                self._note_commit(member, sink.apply_batch(batch_id, batch))
+                self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
                 batch = sink.batch(stream, batch_id, frame)
             if batch is not None and not batch.more:
                 batches[member.id] = batch
@@ -359,7 +359,7 @@ class Supervisor:
                 if written is None
                 else sink.apply_share(batch_id, batch, begun[member.id], written)
             )
-            self._note_commit(member, applied)
+            self._note_commit(member, batch, applied)
 
         def work(some: Iterable[Member]) -> list[Future[None]]:
             return [submit(self._attempt, apply, member) for member in some]
@@ -385,12 +385,14 @@ class Supervisor:
         sink = _sink(member)
         batch = sink.batch(stream, batch_id, frame)
         while batch is not None:
-            self._note_commit(member, sink.apply_batch(batch_id, batch))
+            self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
             sink.upkeep.tend()
             batch = sink.batch(stream, batch_id, frame) if batch.more and not self._is_cut() else None
         member.failures = 0
 
-    def _note_commit(self, member: Member, written: Written) -> None:
+    def _note_commit(self, member: Member, batch: TableBatch, written: Written) -> None:
+        if batch.share is not None:
+            self._source.note(batch.share.ranges, [fact for fact in written.stated if isinstance(fact, str)])
         self.tally.add(changes=written.read - written.bad, bad=written.bad)
         member.commits += 1
         member.failures = 0

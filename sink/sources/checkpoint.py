@@ -98,6 +98,19 @@ class CheckpointFolder:
     def exists(self, path: str) -> bool:
         return bool(self._fs.exists(self._hadoop_path(path)))
 
+    def read(self, name: str) -> str:
+        """A small text file beside the generations. Empty if there is none."""
+        path = f"{self._path.rstrip('/')}/{name}"
+        return "".join(self.read_lines(path)) if self.exists(path) else ""
+
+    def write(self, name: str, text: str) -> None:
+        """Write such a file. A crash may cut it off."""
+        stream = self._fs.create(self._hadoop_path(f"{self._path.rstrip('/')}/{name}"), True)
+        try:
+            stream.write(text.encode())
+        finally:
+            stream.close()
+
     def read_lines(self, path: str) -> list[str]:
         """The lines of a small text file."""
         stream = self._fs.open(self._hadoop_path(path))

@@ -34,7 +34,9 @@ from pyspark.errors.exceptions.captured import CapturedException
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import from_arrow_type
 
+from changelog.changes import RAW_SCHEMA
 from changelog.decoding import is_wider
 from changelog.formats.row_kind_parquet import MOST_BYTES, SOURCE, columns_to_read
 from changelog.rows import BLOCK, FILE, PREFIX, ROW
@@ -43,7 +45,7 @@ from sink.config import Config, TableSection
 from sink.errors import DataError, RowdeltaError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
 from sink.sources.directories import ChangeFile, Directories, is_beyond
-from sink.sources.source import Position, Stream, TableBatch, WholeFile
+from sink.sources.source import Position, Range, Stream, TableBatch, WholeFile
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.session import activate
 
@@ -116,6 +118,12 @@ class FilesSource(Directories):
         self._hadoop_conf = spark._jsc.hadoopConfiguration()
         self._file_schemas: dict[str, T.StructType] = {}
         self._dates_as_written = all(spark.conf.get(name) == _AS_WRITTEN for name in _CALENDARS)
+
+    def search(self, topics: Sequence[str], *, remember: bool) -> Mapping[str, Collection[str]]:
+        return {}
+
+    def note(self, ranges: Sequence[Range], names: Collection[str]) -> None:
+        pass
 
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
@@ -262,6 +270,12 @@ class FilesSource(Directories):
 
     def with_messages(self, tables: Sequence[TableSection]) -> Collection[str]:
         return [table.id for table in tables]
+
+    def records(self, table: TableSection) -> DataFrame:
+        absent = [F.lit(None).cast(from_arrow_type(field.type)).alias(field.name) for field in RAW_SCHEMA]
+        value = F.col("value").cast("binary").alias("value")
+        columns = [value if field.name == "value" else column for field, column in zip(RAW_SCHEMA, absent, strict=True)]
+        return self._spark.read.text(table.source).select(*columns)
 
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         return None

@@ -21,11 +21,13 @@ from py4j.protocol import Py4JJavaError
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
-from changelog.changes import MOVED_AWAY
+from changelog.amounts import amount
+from changelog.changes import MOVED_AWAY, RAW_SCHEMA
 from changelog.spec import HEADERS, header_column
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.sources.checkpoint import CheckpointFolder
+from sink.sources.named_tables import NamedTables
 from sink.sources.source import Behind, Position, Range, SharedRead, Stream, TableBatch
 from sink.sources.topics import (
     EARLIEST,
@@ -39,6 +41,7 @@ from sink.sources.topics import (
     topics_of,
 )
 from sink.spark.expressions import any_of
+from sink.spark.table_names import table_names
 
 _TIMEOUT_MS = 15_000
 _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
@@ -46,6 +49,8 @@ _NO_ID = "AAAAAAAAAAAAAAAAAAAAAA"
 _MOST_TIMED = 100
 """The age of what isn't applied is asked of so many partitions, those with the most messages: that takes some requests
 each."""
+_MANY = 100_000
+"""So many messages take a time to search that is worth a line in the log."""
 _AGE_FACTOR = 1.25
 _AGE_STEPS = 70
 """1.25 to this power is 70 days in seconds."""
@@ -92,9 +97,40 @@ class KafkaSource(Topics):
         self._ids: dict[str, Mapping[str, str]] = {}
         """By table: ids of its topics."""
         self._newer_ids: Mapping[str, str] = {}
+        self._named = NamedTables(self._folder, "tables.json")
         self._looked_at = time.monotonic()
         self._caught_up: dict[tuple[str, str], int] = {}
         self._read: tuple[int, dict[str, Offsets], dict[str, Offsets]] | None = None
+
+    def search(self, topics: Sequence[str], *, remember: bool) -> Mapping[str, Collection[str]]:
+        with self._admin() as admin:
+            ids = admin.ids(topics)
+            earliest, latest = admin.limits(topics)
+            for topic in topics:
+                if topic not in latest and topic not in self._named.names:
+                    raise admin.no_topic(topic)
+        for topic, end in latest.items():
+            searched = self._named.of(topic, ids.get(topic, ""), end).searched
+            begin = {p: max(offset, searched.get(p, 0)) for p, offset in earliest[topic].items()}
+            left = [p for p, offset in begin.items() if offset < end[p]]
+            part = Range(topic, {p: begin[p] for p in left}, {p: end[p] for p in left})
+            self._named.add(topic, {}, end, self._names_in(part) if left else ())
+        if remember:
+            self._named.store()
+        return self._named.names
+
+    def _names_in(self, part: Range) -> Collection[str]:
+        count = sum(part.end[p] - offset for p, offset in part.begin.items())
+        if count >= _MANY:
+            log.info("%s: searching %s for the names of tables", part.topic, amount(count, "message"))
+        return table_names(self._config, part.topic, self._frame(self._spark, [part]))
+
+    def note(self, ranges: Sequence[Range], names: Collection[str]) -> None:
+        for part in ranges:
+            self._named.add(part.topic, dict(part.begin), dict(part.end), names)
+
+    def _first_named(self, table: TableSection, topic: str) -> Offsets:
+        return {} if table.feed.table is None else self._named.first(topic, table.source_tables[0])
 
     def locate(
         self, tables: Sequence[tuple[TableSection, Position | None]], from_start: Collection[str]
@@ -329,6 +365,17 @@ class KafkaSource(Topics):
                 before = self._begin if stored is None else stored
             self._read = batch_id, before, self._folder.offsets(self._generation, batch_id)
         return self._read[1:]
+
+    def records(self, table: TableSection) -> DataFrame:
+        with self._admin() as admin:
+            earliest, latest = admin.limits(table.topics)
+            if not latest:
+                raise admin.no_topic(table.source)
+        ranges = list[Range]()
+        for topic, end in latest.items():
+            first = self._first_named(table, topic)
+            ranges.append(Range(topic, {p: max(earliest[topic][p], first.get(p, 0)) for p in end}, end))
+        return self._frame(self._spark, ranges).select(*RAW_SCHEMA.names)
 
     def last_records(self, table: TableSection, count: int) -> DataFrame | None:
         with self._admin() as admin:

@@ -114,6 +114,22 @@ class Source(Protocol):
         :raises TemporaryError: the source did not answer.
         """
 
+    def search(self, topics: Sequence[str], *, remember: bool) -> Mapping[str, Collection[str]]:
+        """Search topics for the source's tables that their messages name. A message is looked at once: see `note`, and
+        `remember`.
+
+        :param remember: later searches, also those of other runs, go on from here.
+        :return: topic -> names.
+        :raises ConfigError: there is no such topic.
+        :raises TemporaryError: the source did not answer, or its messages couldn't be read.
+        """
+
+    def note(self, ranges: Sequence[Range], names: Collection[str]) -> None:
+        """Take over which tables messages name that were read anyway, so that `search` need not look at them.
+
+        :param names: all names in these messages.
+        """
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         """Text for people: how far each position is behind the source."""
 
@@ -185,6 +201,14 @@ class Source(Protocol):
         """How many partitions the topic has at the moment, or the one of several with the most. A directory counts as
         one.
 
+        :raises TemporaryError: the source did not answer.
+        """
+
+    def records(self, table: TableSection) -> "DataFrame":
+        """All raw records (`RAW_SCHEMA`), whatever the options say about where reading starts: of a table that `search`
+        has found, from the first one on that may be its own.
+
+        :raises ConfigError: there is no such topic.
         :raises TemporaryError: the source did not answer.
         """
 

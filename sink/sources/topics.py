@@ -201,11 +201,19 @@ class Topics(ABC):
                     raise admin.no_topic(topic)
             elif position is not None:
                 starts[topic] = self._continued(admin, table, topic, had.get(topic, {}), earliest[topic], latest[topic])
+            elif first := self._first_named(table, topic):
+                starts[topic] = {p: max(offset, first.get(p, 0)) for p, offset in earliest[topic].items()}
             elif table.id in from_start:
                 starts[topic] = earliest[topic]
             else:
                 starts[topic] = self._configured(admin, topic, earliest[topic], latest[topic])
         return starts
+
+    def _first_named(self, table: TableSection, topic: str) -> Offsets:
+        """Offsets before which no message of a topic is of the source's table that a pattern has found in it. Empty if
+        it was found at the first look, or named in the configuration.
+        """
+        return {}
 
     def _continued(
         self, admin: Admin, table: TableSection, topic: str, position: Offsets, earliest: Offsets, latest: Offsets

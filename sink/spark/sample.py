@@ -11,12 +11,10 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql.types import StructType
 
-from changelog.changes import RAW_SCHEMA
 from changelog.formats.row_kind import Kinds
 from changelog.parse.schema_registry import RegistryError
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
-from sink.sources.kafka import READ_OPTIONS
 from sink.sources.source import Source
 from sink.spark.expressions import any_of
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
@@ -95,20 +93,12 @@ class SparkSample:
     @cached_property
     def _first(self) -> pa.Table:
         try:
-            return to_arrow(_sample(self._spark, self._config, self._table, self._topics))
+            return to_arrow(_sample(self._table, self._source))
         except (*JAVA_ERRORS, PySparkException):
             found = self._source.check([(self._table, None)], [self._table.id])[0]
-            if isinstance(found, RowdeltaError):  # there is no such topic
+            if isinstance(found, RowdeltaError):  # there is no such directory
                 raise found from None
             raise
-
-    @property
-    def _topics(self) -> Sequence[str]:
-        """Those that exist, since Spark would read nothing if one has gone."""
-        if not self._table.many_topics:
-            return self._table.topics
-        existing = set(self._source.names())
-        return [topic for topic in self._table.topics if topic in existing] or self._table.topics
 
     def _asking_registry(self, question: Callable[[], T]) -> T:
         return _asking_registry(self._table, question)
@@ -139,16 +129,11 @@ def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:
         ) from None
 
 
-def _sample(spark: SparkSession, config: Config, table: TableSection, topics: Sequence[str]) -> DataFrame:
-    if config.source.type == "files":
-        absent = {name: F.lit(None).cast(_SQL[name]).alias(name) for name in RAW_SCHEMA.names}
-        absent["value"] = F.col("value").cast("binary").alias("value")
-        return spark.read.text(table.source).limit(inference.SAMPLE).select(*absent.values())
-    options = READ_OPTIONS | {name: v for name, v in config.source.options.items() if name.lower() not in _OWN}
-    frame = spark.read.format("kafka").options(**options).option("subscribe", ",".join(topics)).load()
+def _sample(table: TableSection, source: Source) -> DataFrame:
+    frame = source.records(table)
     if table.other_tables == "ignore" and table.source_tables:
         frame = frame.where(_may_be_of(table.source_tables))
-    return frame.select(F.col("topic").alias("source"), *RAW_SCHEMA.names[1:]).limit(inference.SAMPLE)
+    return frame.limit(inference.SAMPLE)
 
 
 def _may_be_of(patterns: Sequence[str]) -> Column:
@@ -158,21 +143,3 @@ def _may_be_of(patterns: Sequence[str]) -> Column:
     names = (name.rpartition(".")[2] for name in patterns)
     parts = [max(re.findall(r"[\w $-]+", name, re.ASCII), key=len, default="") for name in names]
     return any_of([F.contains("value", F.lit(part.encode())) for part in parts])
-
-
-_OWN = {
-    "subscribe",
-    "startingoffsets",
-    "startingtimestamp",
-    "startingoffsetsbytimestamp",
-    "maxoffsetspertrigger",
-    "path_format",
-}
-_SQL = {
-    "source": "string",
-    "partition": "int",
-    "offset": "bigint",
-    "timestamp": "timestamp",
-    "key": "binary",
-    "value": "binary",
-}

@@ -5,18 +5,23 @@ An entry is a pattern if its target refers to a group (`lake.shop.$1`). Then `so
 match the whole name of a topic, or of a directory in the folder before the last `/`. With `source: {pattern: …}` and
 the plain name of a target, all topics that match feed this table. If several entries match a source, those with the
 source's plain name get it, else the first pattern.
+
+With `source: {topic: …, table: …}` the expression is one for the names of the source's tables in a topic, as its
+messages say them. Then the same goes for these tables.
 """
 
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
+from changelog.source_tables import matched, takes
 from sink.config import Config, TableSection
 from sink.config.sections import TableSource
 from sink.errors import ConfigError
 from sink.sources.source import Source
 
-NO_TABLE = "no table yet: no topic or directory fits the entries of tables"
+NO_TABLE = "no table yet: no topic, directory or message fits the entries of tables"
 
 
 @dataclass(frozen=True)
@@ -39,16 +44,22 @@ class ResolvedTable:
         return self.match is not None
 
 
-def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
+def resolve_tables(
+    config: Config, names: Iterable[str], named: Mapping[str, Collection[str]] | None = None
+) -> list[ResolvedTable]:
     """The tables of a configuration, in its order.
 
     :param names: names of the topics or directories that exist. Only patterns need them.
+    :param named: topic -> the source's tables that its messages name. Likewise.
     """
     resolved: list[ResolvedTable] = []
     taken = {topic for table in config.tables if not table.has_pattern for topic in table.topics}
     names = sorted(names)
     for number, table in enumerate(config.tables):
         path = f"tables[{number}]"
+        if table.feed.table is not None:
+            resolved += _named_in_messages(config, number, named or {})
+            continue
         if not table.has_pattern:
             resolved.append(ResolvedTable(table, path))
             continue
@@ -56,19 +67,22 @@ def resolve_tables(config: Config, names: Iterable[str]) -> list[ResolvedTable]:
         matches = [match for name in names if name not in taken and (match := pattern.fullmatch(name))]
         taken.update(match.string for match in matches)
         if table.is_pattern:
-            resolved += [_expanded(table, path, match) for match in matches]
+            resolved += [_expanded(table, path, match, {"feed": TableSource(topic=match.string)}) for match in matches]
         elif matches:
             resolved.append(ResolvedTable(_fed_by(table, [match.string for match in matches]), path))
     return _refuse_shared_targets(resolved, config.dead_letter_table)
 
 
-def find_tables(config: Config, source: Source) -> list[ResolvedTable]:
+def find_tables(config: Config, source: Source, *, remember: bool = False) -> list[ResolvedTable]:
     """The tables of a configuration, including those that its patterns find in the source.
 
+    :param remember: the next search need not look at the same messages again. Only a run writes this down.
+    :raises ConfigError: there is no topic whose messages a pattern is for.
     :raises TemporaryError: the source did not answer.
     """
     names = source.names() if any(table.has_pattern for table in config.tables) else ()
-    return resolve_tables(config, names)
+    shared = {topic for table in config.tables if table.feed.table is not None for topic in table.topics}
+    return resolve_tables(config, names, source.search(sorted(shared), remember=remember) if shared else None)
 
 
 def source_pattern(table: TableSection, *, is_path: bool) -> re.Pattern[str]:
@@ -84,9 +98,29 @@ def _fed_by(table: TableSection, topics: Sequence[str]) -> TableSection:
     return table.model_copy(update={"feed": table.feed.model_copy(update={"topic": list(topics)})})
 
 
-def _expanded(table: TableSection, path: str, match: re.Match[str]) -> ResolvedTable:
+def _named_in_messages(config: Config, number: int, named: Mapping[str, Collection[str]]) -> list[ResolvedTable]:
+    """The tables of a pattern over the source's tables: those that no plain entry and no earlier pattern takes."""
+    entry, taken = config.tables[number], list[str | re.Pattern[str]]()
+    for place, other in enumerate(config.tables):
+        is_before = place != number and (other.feed.table is None or place < number)
+        if is_before and set(other.topics) & set(entry.topics):
+            taken += names_taken(other)
+    pattern = re.compile(str(entry.feed.table))
+    names = sorted({name for topic in entry.topics for name in named.get(topic, ()) if not takes(taken, name)})
+    matches = {name: match for name in names if (match := matched(pattern, name)) is not None}
+    path = f"tables[{number}]"
+    return [_expanded(entry, path, match, {"source_tables": [name]}) for name, match in matches.items()]
+
+
+def names_taken(table: TableSection) -> list[str | re.Pattern[str]]:
+    """Which of the source's tables an entry takes, as patterns for `changelog.source_tables.takes`."""
+    return [re.compile(table.feed.table)] if table.feed.table is not None else [*table.source_tables]
+
+
+def _expanded(table: TableSection, path: str, match: re.Match[str], source: Mapping[str, Any]) -> ResolvedTable:
+    """:param source: the fields that say what the match is in the source."""
     key = table.keys.get(match.string, table.keys.get(match.string.rpartition("/")[2], table.key))
-    named = table.model_copy(update={"feed": TableSource(topic=match.string), "key": key, "keys": {}})
+    named = table.model_copy(update={**source, "key": key, "keys": {}})
     try:
         target = table.expand(table.target, match)
     except ValueError as error:
@@ -102,7 +136,7 @@ def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> 
     sources: dict[str, list[str]] = {}
     for table in resolved:
         if table.error is None:
-            sources.setdefault(table.section.target.lower(), []).append(table.section.source)
+            sources.setdefault(table.section.target.lower(), []).append(table.section.origin)
 
     def checked(table: ResolvedTable) -> ResolvedTable:
         section = table.section
@@ -110,7 +144,7 @@ def _refuse_shared_targets(resolved: list[ResolvedTable], dead_letters: str) -> 
             return table
         shared = sources[section.target.lower()]
         if section.target.lower() == dead_letters.lower():
-            reason = f"{section.source} -> {section.target} is the dead-letter table"
+            reason = f"{section.id} is the dead-letter table"
         elif len(shared) > 1:
             reason = f"{' and '.join(shared[:3])} would share the table {section.target}"
         else:
@@ -135,7 +169,7 @@ def chosen_tables(resolved: Sequence[ResolvedTable], names: Sequence[str]) -> li
             for table in resolved
             if table.section.target == name
             or table.section.target.endswith(f".{name}")
-            or name in (table.section.source, *table.section.topics)
+            or name in (table.section.source, *table.section.topics, *table.section.source_tables)
         ]
         if len(found) != 1:
             known = ", ".join(table.section.target for table in resolved[:10])

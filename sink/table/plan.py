@@ -43,7 +43,7 @@ from sink.table.columns import (
     wanted_columns,
 )
 from sink.table.keys import TableKey, property_name, table_key, with_key
-from sink.table.patterns import ResolvedTable
+from sink.table.patterns import ResolvedTable, names_taken
 from sink.table.source_tables import SourceTables, source_tables_property
 from sink.table.table_plan import LateOrder, TablePlan
 from sink.targets.capabilities import Capabilities
@@ -593,12 +593,12 @@ def _soft_delete(section: TableSection, columns: tuple[ColumnSpec, ...], added: 
     return SoftDelete(section.soft_delete.column, section.soft_delete.at, order)
 
 
-def _taken_elsewhere(config: Config, section: TableSection) -> tuple[str, ...]:
+def _taken_elsewhere(config: Config, section: TableSection) -> tuple[str | re.Pattern[str], ...]:
     """Patterns of the source's tables that other entries with the same topic take."""
     others = (table for table in config.tables if table.target != section.target)
     return tuple(
         dict.fromkeys(
-            name for table in others if set(table.topics) & set(section.topics) for name in table.source_tables
+            name for table in others if set(table.topics) & set(section.topics) for name in names_taken(table)
         )
     )
 

@@ -111,6 +111,75 @@ def test_an_empty_group_is_refused() -> None:
     )
 
 
+NAMED = {"type": "kafka", "format": "maxwell-json", "options": {"kafka.bootstrap.servers": "broker:9092"}}
+OF_SHOP = {"source": {"topic": "shop", "table": r"shop\.(.*)"}, "target": "lake.shop.$1"}
+
+
+def named(entries: Sequence[Entry], tables: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    resolved = resolve_tables(config(entries, NAMED), (), tables)
+    return {table.section.origin: str(table.error or table.section.target) for table in resolved}
+
+
+def test_each_table_that_messages_name_has_a_table() -> None:
+    others = {"audit": ["shop.no"], "shop": ["shop.orders", "shop.order-items", "crm.users", "db.shop.log"]}
+    assert named([OF_SHOP], others) == {
+        "shop.orders in shop": "lake.shop.orders",
+        "shop.order-items in shop": "lake.shop.order_items",
+        "db.shop.log in shop": "lake.shop.log",  # of three parts the first may be left out, as in `source_tables`
+    }
+    (table,) = resolve_tables(config([{**OF_SHOP, "keys": {"shop.a": ["x", "y"]}}], NAMED), (), {"shop": ["shop.a"]})
+    section = table.section
+    assert (section.topics, section.source_tables, section.key) == (("shop",), ["shop.a"], ["x", "y"])
+    assert (section.other_tables, section.many_topics) == ("ignore", False)
+    assert table.from_pattern
+
+
+def test_a_table_that_an_entry_names_belongs_to_it_then_to_the_first_pattern() -> None:
+    entries = [
+        OF_SHOP,
+        {"source": {"topic": "shop", "table": "shop.o*"}, "target": "lake.plain.o"},
+        {"source": {"topic": "shop", "table": "(.*)"}, "target": "lake.rest.$1"},
+        {"source": {"topic": "other", "table": r"(\w)"}, "target": "lake.other.$1"},
+        {"source": {"topic": ["other", "third"], "table": "(.*)[.](.*)"}, "target": "lake.$1.$2", "shard": "id"},
+    ]
+    tables = {"shop": ["shop.orders", "shop.users", "crm.users"], "other": ["a"], "third": ["x.b", "x.c"]}
+    assert named(entries, tables) == {
+        "shop": "lake.plain.o",
+        "shop.users in shop": "lake.shop.users",
+        "crm.users in shop": "lake.rest.crm_users",
+        "a in other": "lake.other.a",
+        "x.b in other, third": "lake.x.b",
+        "x.c in other, third": "lake.x.c",
+    }
+
+
+def test_tables_in_messages_that_would_share_a_table_are_refused() -> None:
+    found = named([OF_SHOP], {"shop": ["shop.a-b", "shop.a_b", "shop.", "shop.c"]})
+    shared = "tables[0]: shop.a-b in shop and shop.a_b in shop would share the table lake.shop.a_b. Correct source or"
+    assert found["shop.a-b in shop"].startswith(shared)
+    assert found["shop.a_b in shop"].startswith(shared)
+    assert "$1 in 'lake.shop.$1' is empty" in found["shop. in shop"]
+    assert found["shop.c in shop"] == "lake.shop.c"
+
+
+@pytest.mark.parametrize(
+    ("change", "source", "error"),
+    [
+        ({"source": {"topic": "shop", "table": "shop.("}}, {}, r"'shop\.\(' is not valid"),
+        ({"source": {"topic": "shop", "table": "shop.*"}}, {}, r"\$1 names a group that source 'shop\.\*' does"),
+        ({"source": {"topic": "shop", "table": ["shop.(.*)"]}}, {}, "table"),
+        ({"other_tables": "reject"}, {}, "would keep the messages of the others as bad records"),
+        ({"keys": {"crm.users": ["id"]}}, {}, "keys names 'crm.users', which the source"),
+        ({}, {"format": "row-kind"}, "don't say of which table they are. Leave table out of source"),
+        ({"order_by": ["n"]}, {"type": "files", "options": {"path_format": "json"}}, "in files must be named"),
+        ({"source": {"topic": ["shop", "crm"], "table": "(.*)"}, "key": ["id"]}, {}, "takes several topics, and"),
+    ],
+)  # fmt: skip
+def test_a_pattern_over_tables_that_cannot_be(change: Entry, source: Mapping[str, Any], error: str) -> None:
+    with pytest.raises(ValidationError, match=error):
+        config([{**OF_SHOP, **change}], {**NAMED, **source})
+
+
 def test_of_a_path_only_the_last_part_is_a_pattern() -> None:
     files = {"type": "files", "format": "row-kind"}
     made = config([{"source": "/data/(x).d/shop_(.*)", "target": "lake.shop.$1", "order_by": ["seq"]}], files)

@@ -1,6 +1,8 @@
 """One topic has messages of many tables of the source: each entry takes its own, from its own position."""
 
 import json
+import shutil
+from collections.abc import Collection
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -12,16 +14,20 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sink.commands import inspection
 from sink.config import Config
-from sink.errors import RowdeltaError
+from sink.errors import RowdeltaError, TemporaryError
 from sink.run.pipeline import Pipeline
-from sink.run.supervisor import Supervisor
+from sink.run.supervisor import Member, Supervisor
+from sink.sources.kafka import KafkaSource
+from sink.sources.source import Range
 from sink.spark.versions import to_arrow
 from sink.table import task_plans
 from sink.table.microbatch import TableSink
 from tests.delta.log_model import DeltaLog
 from tests.sink.harness import CrashError
+from tests.sink.test_kafka import Running
 from tests.sink.test_source_tables import message
 from tests.stack.kafka import Kafka
+from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -36,6 +42,7 @@ class Shop:
     catalog: str
     tables: dict[str, dict[str, Any]] = field(default_factory=lambda: {"orders": {}, "items": {}, "users": {}})
     options: dict[str, str] = field(default_factory=dict)
+    trigger: str = "available-now"
 
     def __post_init__(self) -> None:
         self.topic = f"shared.{uuid4().hex[:10]}"
@@ -47,11 +54,12 @@ class Shop:
             lake = {"type": "delta", "warehouse": str(self.folder / "warehouse")}
         return Config.model_validate(
             {
-                "sink": {"id": "shop", "checkpoint": str(self.folder / "state")},
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), "trigger": self.trigger},
                 "source": {
                     "type": "kafka",
                     "format": "debezium-json",
                     "options": {"kafka.bootstrap.servers": self.kafka.bootstrap_servers, **self.options},
+                    "discovery_interval": "500 milliseconds",
                 },
                 "maintenance": {"budget": 0, "expire": None, "orphans": None},
                 "catalogs": {"lake": lake},
@@ -72,11 +80,21 @@ class Shop:
             producer.produce(self.topic, key=texts[0], value=texts[1], partition=key["id"] % 2)
         assert producer.flush(60) == 0
 
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self.spark, self.config())
+
     def run(self) -> None:
-        Pipeline(self.spark, self.config()).run()
+        self.pipeline().run()
 
     def rows(self, table: str) -> dict[int, str]:
         return {row["id"]: row["name"] for row in self._read(self.target(table))}
+
+    def has(self, **tables: dict[int, str]) -> bool:
+        """Whether these are the rows of tables."""
+        there = self.spark.catalog.tableExists
+        rows = {name: self.rows(name) if there(self.target(name)) else None for name in tables}
+        print(rows) if rows != tables else None
+        return rows == tables
 
     def letters(self) -> list[tuple[str, str]]:
         letters = self._read(self.config().dead_letter_table)
@@ -174,3 +192,61 @@ def test_each_entry_takes_its_table_and_goes_on_from_its_own_position(
     assert shop.letters() == [("audit", "other_table")]
     assert "\n".join(inspection.status(shop.spark, shop.config())).count("lag: 0 messages behind") == 4
     assert "ok" in inspection.check(shop.spark, shop.config())
+
+
+@pytest.mark.parametrize("shop", ["iceberg"], indirect=True)
+def test_a_pattern_finds_the_tables_that_messages_name(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also a new one while the job runs, or after a crash. Each has all of its messages, and none reads the topic from
+    its start for a name that came late.
+    """
+    users = {"source": {"topic": shop.topic, "table": "shop.users"}, "target": shop.target("people")}
+    pattern = {"source": {"topic": shop.topic, "table": r"shop\.(.*)"}, "target": shop.target("$1")}
+    shop.tables = {"users": users, "(.*)": pattern}
+    shop.produce(message("users", 1, "u1"), message("orders", 1, "o1"), message("items", 2, "i2"))
+    told = "\n".join(inspection.check(shop.spark, shop.config()))
+    for name in ("orders", "items"):
+        assert f"shop.{name} in {shop.topic} -> {shop.target(name)}: will be created" in told
+    assert f"{shop.topic} -> {shop.target('people')}: will be created" in told
+    assert f"pattern shop\\.(.*) in {shop.topic} -> {shop.target('$1')}: looks for more every 500 milliseconds" in told
+    assert not (shop.folder / "state").exists()
+
+    shop.trigger = "200 milliseconds"
+    search, first = KafkaSource._names_in, iter([True])
+
+    def searching_once(source: KafkaSource, part: Range) -> Collection[str]:
+        if next(first, False):
+            return search(source, part)
+        raise TemporaryError("what a micro-batch reads isn't looked at again")
+
+    monkeypatch.setattr(KafkaSource, "_names_in", searching_once)
+    with Running(shop) as running:  # type: ignore[arg-type]  # it needs `pipeline` only
+        assert wait_until(lambda: shop.has(orders={1: "o1"}, items={2: "i2"}, people={1: "u1"}), 60)
+        shop.produce(message("orders", 2, "o2"), message("audit", 1, "a1", city="Oslo"), message("audit", 3, "a3"))
+        assert wait_until(lambda: shop.has(orders={1: "o1", 2: "o2"}, audit={1: "a1", 3: "a3"}), 60)
+        shop.produce(message("audit", 3, "a3", "d"), ({"id": 3}, None), message("users", 2, "u2"))
+        assert wait_until(lambda: shop.has(audit={1: "a1"}, people={1: "u1", 2: "u2"}), 60)
+    assert running.error is None
+    monkeypatch.undo()
+    audit = {row["key"]: row["value"] for row in shop.spark.sql(f"SHOW TBLPROPERTIES {shop.target('audit')}").collect()}
+    assert json.loads(audit["rowdelta.shop.start"]) == {"0": 1, "1": 2}
+
+    # it can't be opened at first: the others go on, and a run later it has all, also if nothing is remembered
+    shop.trigger = "available-now"
+    open_member = Supervisor._open
+
+    def failing(supervisor: Supervisor, member: Member) -> None:
+        if member.target == shop.target("log"):
+            raise CrashError
+        open_member(supervisor, member)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Supervisor, "_open", failing)
+        shop.produce(message("log", 1, "l1"), message("log", 2, "l2"), message("orders", 3, "o3"))
+        with pytest.raises(RowdeltaError):
+            shop.run()
+    assert shop.has(orders={1: "o1", 2: "o2", 3: "o3"})
+    shutil.rmtree(shop.folder / "state")
+    shop.options = {"startingOffsets": "latest"}
+    shop.run()
+    assert shop.has(log={1: "l1", 2: "l2"}, audit={1: "a1"}, people={1: "u1", 2: "u2"})
+    assert "\n".join(inspection.status(shop.spark, shop.config())).count("lag: 0 messages behind") == 5

@@ -2,13 +2,14 @@
 
 import zlib
 from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
 
 import numpy as np
 import pyarrow as pa
 from pyspark.accumulators import Accumulator
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder
+from changelog.decoding import ChangelogDecoder, Stated
 from changelog.formats.row_kind_parquet import SOURCE, FileReader, typed_records
 from changelog.rows import BLOCK, FILE, ROW
 from sink.spark.exchange import Step
@@ -24,6 +25,22 @@ def decode(decoder: ChangelogDecoder, then: Step | None, batches: Iterable[pa.Re
     changes = decoder(numbered(map(_completed, batches)))
     yield from changes if then is None else then(changes)
     forget_archives()
+
+
+def name_tables(decoder: ChangelogDecoder, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Tell which tables of the source a task's raw records name, in a column `name`.
+
+    :param batches: as for `decode`.
+    """
+    stated = list[Stated]()
+
+    def names(changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for _ in changes:
+            pass
+        found = [fact for facts in stated for fact in facts if isinstance(fact, str)]
+        yield pa.RecordBatch.from_pydict({"name": pa.array(found, pa.string())})
+
+    yield from decode(replace(decoder, observe_stated=stated.append), names, batches)
 
 
 def decode_columns(
