@@ -82,9 +82,9 @@ class LateChanges:
         :param paths: gets the file's path before it is written.
         :return: its name and the number of keys.
         """
-        folder, name = tombstones.folder_of(self._table.location), tombstones.name_of(rows, self._index.run_name)
-        paths.append(f"{folder}/{name}")
-        tombstones.write_tombstones(self._table.io, folder, name, self.order.spec, rows)
+        name = tombstones.name_of(self._table, rows, self._index.run_name)
+        paths.append(tombstones.path_of(self._table, name))
+        tombstones.write_tombstones(self._table, name, self.order.spec, rows)
         return name, len(rows)
 
 

@@ -85,6 +85,11 @@ class TableSpec(ABC):
         """Reads, writes and deletes the table's files."""
 
     @property
+    def data_root(self) -> str:
+        """Root of the files that writers write: `io` reaches what is below it."""
+        return self.location
+
+    @property
     @abstractmethod
     def properties_by_name(self) -> Mapping[str, str]:
         """The table's properties, without those in which the sink keeps its state."""

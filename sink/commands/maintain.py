@@ -160,8 +160,7 @@ def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_co
         elif keep is not None:
             result.expired_files = sink.upkeep.newest_table().upkeep().expire(older_than, expire.retain_last, keep)
     if orphans is not None:
-        found = sink.upkeep.newest_table().upkeep().remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
-        result.orphans = list(found)
+        result.orphans = sink.upkeep.remove_orphans(age(orphans.older_than), dry_run=result.dry_run)
         if not result.dry_run:
             sink.upkeep.note_cleaning()
     result.dangling_delete_files = (

@@ -304,7 +304,7 @@ class Maintenance:
             return
         known.cleaned_at = now
         if not self._ending.is_set():
-            sink.upkeep.newest_table().upkeep().remove_orphans(age(orphans.older_than))
+            sink.upkeep.remove_orphans(age(orphans.older_than))
         with self._turn(member, sink) as has_turn:
             if has_turn:
                 sink.upkeep.note_cleaning()

@@ -11,6 +11,7 @@ from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
+from changelog.amounts import amount
 from deltawriters.keyindex import RunInfo
 from deltawriters.scratch import Scratch
 from deltawriters.storage import file_io
@@ -59,6 +60,9 @@ class SparkEngine:
             properties = self.catalogs.storage_properties(name)
         return HadoopFolder(self._table, f"{self._config.index_location}/{name}", properties)
 
+    def table_folder(self) -> "HadoopFolder":
+        return HadoopFolder(self._table, self._table.spec.location, {})
+
     def removals(self, table: Table, plan: TablePlan, before: datetime) -> tuple[DataFrame, int]:
         return removals(table, plan, before)
 
@@ -83,10 +87,10 @@ class SparkEngine:
 
 
 class HadoopFolder:
-    """The folder of a key index on any Hadoop file system (`sink.table.engine.IndexFolder`)."""
+    """A folder on any Hadoop file system (`sink.table.engine.IndexFolder`)."""
 
     def __init__(self, table: Table, location: str, properties: Mapping[str, str]) -> None:
-        """:param properties: properties with which tasks and the driver reach the folder by Arrow."""
+        """:param properties: properties with which tasks and the driver reach the folder by Arrow, if they do."""
         self.location = location.rstrip("/")
         self.io_properties = tuple(properties.items())
         self.io = file_io(self.io_properties)
@@ -126,11 +130,11 @@ class HadoopFolder:
             with self._logged():
                 failed = self._bulk.bulkDelete(page)
                 if not failed.isEmpty():
-                    log.warning("%s: %s files of the key index could not be deleted", self.location, failed.size())
+                    log.warning("%s: %s could not be deleted", self.location, amount(int(failed.size()), "file"))
 
     @contextmanager
     def _logged(self) -> Iterator[None]:
         try:
             yield
         except JAVA_ERRORS as error:
-            log.warning("%s: files of the key index could not be deleted: %s", self.location, java_message(error))
+            log.warning("%s: files could not be deleted: %s", self.location, java_message(error))

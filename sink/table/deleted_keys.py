@@ -1,6 +1,6 @@
 """The order values of deleted keys: which files have them (`deltawriters.tombstones`), and how many there are.
 
-The files are in the table's folder. A commit stores their names together with its source position, so they go back
+The files are beside the table's own. A commit stores their names together with its source position, so they go back
 with a rollback, and an index that is built again finds them. Each sink of a table reads those of all others.
 """
 
@@ -19,6 +19,7 @@ from deltawriters import tombstones
 from deltawriters.keyindex.versions import IndexVersion
 from deltawriters.resolve import key_columns
 from deltawriters.scratch import Scratch
+from sink.table.engine import StoredFolder
 from sink.table.table_plan import LateOrder
 from sink.targets.own_position import others_positions
 from sink.targets.seam import Table
@@ -56,10 +57,6 @@ class DeletedKeys:
         """Names of files that were left out, of which the log tells."""
 
     @property
-    def _folder(self) -> str:
-        return tombstones.folder_of(self._table.spec.location)
-
-    @property
     def horizon(self) -> int:
         """Deletes before this time, in seconds since 1970, say nothing any more."""
         return int(time.time()) - self._late.tombstone_seconds
@@ -67,9 +64,7 @@ class DeletedKeys:
     @property
     def _others(self) -> list[Mapping[str, Any]]:
         """What other sinks have stored."""
-        positions = others_positions(self._table, self._prefix).values()
-        indexes = (json.loads(text).get("index") or {} for text in positions)
-        return [index[STORED] for index in indexes if STORED in index]
+        return _told_by_others(self._table, self._prefix)
 
     @property
     def files_of_others(self) -> set[str]:
@@ -83,7 +78,8 @@ class DeletedKeys:
 
     def told(self, version: IndexVersion) -> Mapping[str, Any]:
         """What a commit stores of a version."""
-        return {STORED: {"order": self._spec, "floor": version.floor, "files": version.deleted}}
+        kept = {"files": version.deleted, "seconds": self._late.tombstone_seconds}
+        return {STORED: {"order": self._spec, "floor": version.floor, **kept}}
 
     def restored(self, version: IndexVersion, stored: Mapping[str, Any]) -> IndexVersion:
         """A version with what the table's position has of its last one.
@@ -103,14 +99,12 @@ class DeletedKeys:
             if tombstones.last_delete(name) < self.horizon:
                 continue
             try:
-                rows = tombstones.read_tombstones(self._table.spec.io, self._folder, name, self._spec, self._key)
+                rows = tombstones.read_tombstones(self._table.spec, name, self._spec, self._key)
             except FileNotFoundError:
                 log.warning(
-                    "%s: %s/%s is gone, and with it the order of keys that were deleted: a late change may bring their "
+                    "%s: %s is gone, and with it the order of keys that were deleted: a late change may bring their "
                     "rows back. Leave this folder to rowdelta",
-                    self._table.name,
-                    self._folder,
-                    name,
+                    *(self._table.name, tombstones.path_of(self._table.spec, name)),
                 )
                 continue
             if rows is None:
@@ -127,11 +121,9 @@ class DeletedKeys:
             return
         self._left_out.add(name)
         log.warning(
-            "%s: %s/%s is left out: its keys were deleted when the table's key or order_by was another one, so the "
+            "%s: %s is left out: its keys were deleted when the table's key or order_by was another one, so the "
             "order of their deletes says nothing now, and a late change may bring their rows back",
-            self._table.name,
-            self._folder,
-            name,
+            *(self._table.name, tombstones.path_of(self._table.spec, name)),
         )
 
     def followed_by(self, version: IndexVersion, new: Collection[tuple[str, int]], scratch: Scratch) -> IndexVersion:
@@ -147,10 +139,10 @@ class DeletedKeys:
             files = [(name, rows) for name, rows in files if name not in taken]
             merged += taken
         if parts := self.read(taken):
-            rows = tombstones.since(parts, horizon)
-            name = tombstones.name_of(rows, uuid4().hex)
-            scratch.add(f"{self._folder}/{name}")
-            tombstones.write_tombstones(self._table.spec.io, self._folder, name, self._spec, rows)
+            rows, table = tombstones.since(parts, horizon), self._table.spec
+            name = tombstones.name_of(table, rows, uuid4().hex)
+            scratch.add(tombstones.path_of(table, name))
+            tombstones.write_tombstones(table, name, self._spec, rows)
             files.append((name, len(rows)))
         return replace(version, deleted=(*files, *new), merged=merged[-_MOST_MERGED:])
 
@@ -158,7 +150,31 @@ class DeletedKeys:
         """Delete the files that a version no longer has: their time is over, or they were merged long ago."""
         for name in _names(old) - _names(new):
             with suppress(OSError):  # it costs nobody anything but its place
-                self._table.spec.io.delete(f"{self._folder}/{name}")
+                self._table.spec.io.delete(tombstones.path_of(self._table.spec, name))
+
+
+def remove_outdated(table: Table, prefix: str, folder: StoredFolder, older_than: float, *, dry_run: bool) -> list[str]:
+    """Delete (`dry_run`: find) files in the table's folder that say nothing any more, whoever wrote them: they stay
+    after a reset, or a crash before a commit. Returns their paths.
+
+    :param prefix: of the sink's properties in the table.
+    :param folder: the table's.
+    :param older_than: seconds since the last delete, if no other sink of the table needs it for longer.
+    """
+    kept = max([older_than, *(told["seconds"] for told in _told_by_others(table, prefix))])
+    location, found = table.spec.location.rstrip("/"), list[str]()
+    for place in {tombstones.folder_of(root) for root in (location, table.spec.data_root)}:
+        inside = place.removeprefix(f"{location}/")
+        names = folder.names(inside) if inside != place else ()  # what is elsewhere may be another table's
+        found += [f"{inside}/{name}" for name in names if 0 < tombstones.last_delete(name) < time.time() - kept]
+    if not dry_run:
+        folder.delete(found)
+    return [f"{location}/{path}" for path in found]
+
+
+def _told_by_others(table: Table, prefix: str) -> list[Mapping[str, Any]]:
+    indexes = (json.loads(text).get("index") or {} for text in others_positions(table, prefix).values())
+    return [index[STORED] for index in indexes if STORED in index]
 
 
 def _to_merge(files: Sequence[tuple[str, int]]) -> tuple[str, ...]:

@@ -85,7 +85,21 @@ class BatchWriter(Protocol):
         """
 
 
-class IndexFolder(Protocol):
+class StoredFolder(Protocol):
+    """A folder with folders of files."""
+
+    def names(self, folder: str) -> Sequence[str]:
+        """Names of the files in one of its folders, which need not exist."""
+
+    def delete(self, paths: Collection[str]) -> None:
+        """Delete files. It is no error if one isn't there. If one can't be deleted, this is logged, and the next
+        clean-up finds it.
+
+        :param paths: relative to the folder.
+        """
+
+
+class IndexFolder(StoredFolder, Protocol):
     """The folder of a table's key index.
 
     `location` has no slash at the end. `io` reads and writes the folder's files, and `io_properties` are those with
@@ -101,16 +115,6 @@ class IndexFolder(Protocol):
     @property
     def io_properties(self) -> tuple[tuple[str, str], ...]: ...
 
-    def names(self, folder: str) -> Sequence[str]:
-        """Names of the files in one of its folders, which need not exist."""
-
-    def delete(self, paths: Collection[str]) -> None:
-        """Delete files. It is no error if one isn't there. If one can't be deleted, this is logged, and the next
-        clean-up finds it.
-
-        :param paths: relative to `location`.
-        """
-
 
 class Engine(Protocol):
     """Runs the tasks of one table, and reaches what the table's driver needs beside it."""
@@ -125,6 +129,9 @@ class Engine(Protocol):
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> BatchWriter: ...
 
     def index_folder(self) -> IndexFolder: ...
+
+    def table_folder(self) -> StoredFolder:
+        """The table's own."""
 
     def removals(self, table: Table, plan: TablePlan, before: datetime) -> "tuple[DataFrame, int]":
         """Changelog rows that remove the rows which were marked as deleted before a time, and their number

@@ -9,6 +9,7 @@ from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
 from sink.config.maintenance import MaintenanceSection
 from sink.errors import TableGoneError
+from sink.table.deleted_keys import remove_outdated
 from sink.table.minor_compaction import SmallFiles
 from sink.table.observer import RewriteDone, live_files, nobody
 from sink.table.open_table import OpenTable
@@ -43,6 +44,16 @@ class TableUpkeep:
     def credit(self, budget: float) -> int:
         """See `rewrite_credit`."""
         return rewrite_credit(self._open.table, self._open.prefix, budget)
+
+    def remove_orphans(self, older_than: timedelta, *, dry_run: bool = False) -> list[str]:
+        """Remove (`dry_run`: find) files that no state of the table has, and what is outdated of deleted keys. May be
+        called at any time. Returns the paths.
+        """
+        table, section = self.newest_table(), self._open.plan.section
+        found = list(table.upkeep().remove_orphans(older_than, dry_run=dry_run))
+        seconds = max(section.tombstone_seconds, older_than.total_seconds())
+        folder = self._open.engine.table_folder()
+        return found + remove_outdated(table, self._open.prefix, folder, seconds, dry_run=dry_run)
 
     def is_cleaning_due(self, every: timedelta) -> bool:
         """Whether orphans were removed so long ago, if ever."""

@@ -119,6 +119,9 @@ class MemoryEngine:
     def index_folder(self) -> "DiskFolder":
         return DiskFolder(self._folder, self.clock)
 
+    def table_folder(self) -> "DiskFolder":
+        raise NotImplementedError("no story removes orphans")
+
     def next_attempt(self) -> int:
         return next(self._attempts)
 

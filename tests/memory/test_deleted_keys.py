@@ -1,14 +1,16 @@
 """Files of deleted keys: how many there are, and which can be read."""
 
+import json
 import logging
-from collections.abc import Sequence
+import re
+import time
+from collections.abc import Collection, Mapping, Sequence
 from datetime import UTC, datetime, timedelta
 from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
-from pyiceberg.io import FileIO
 
 from changelog.rows import order_column
 from deltawriters import tombstones
@@ -16,7 +18,8 @@ from deltawriters.keyindex.versions import IndexVersion
 from deltawriters.late import deleted_at
 from deltawriters.order_values import OrderColumns
 from deltawriters.scratch import Scratch
-from sink.table.deleted_keys import DeletedKeys
+from deltawriters.table import TableSpec
+from sink.table.deleted_keys import DeletedKeys, remove_outdated
 from sink.table.table_plan import LateOrder
 from tests.memory.writers import MemoryTableSpec
 
@@ -28,16 +31,16 @@ class Sink:
     """A sink of a table with the key column `a`."""
 
     def __init__(self, key: pa.DataType) -> None:
-        spec = MemoryTableSpec("/t/", pa.schema([("a", key)]))
-        table: Any = SimpleNamespace(name="lake.t", spec=spec)
-        self.io = spec.files
+        self.spec = MemoryTableSpec("/t/", pa.schema([("a", key)]))
+        table: Any = SimpleNamespace(name="lake.t", spec=self.spec)
+        self.io = self.spec.files
         self.deleted = DeletedKeys(table, ["a"], LateOrder(OrderColumns(("value",), SPEC), 3600), "rowdelta.s")
 
     def write(self, unique: str, keys: pa.Array, spec: str = SPEC) -> tuple[str, int]:
         now = pa.repeat(pa.scalar(datetime.now(UTC), pa.timestamp("us", "UTC")), len(keys))
         rows = pa.table({"a": keys, tombstones.ORDER_VALUE: [b"1"] * len(keys), tombstones.DELETED_AT: now})
-        name = tombstones.name_of(rows, unique)
-        tombstones.write_tombstones(self.io, FOLDER, name, spec, rows)
+        name = tombstones.name_of(self.spec, rows, unique)
+        tombstones.write_tombstones(self.spec, name, spec, rows)
         return name, len(keys)
 
     def commit(self, version: IndexVersion, new: Sequence[tuple[str, int]]) -> IndexVersion:
@@ -52,9 +55,9 @@ def test_neither_files_nor_their_names_grow_without_end(monkeypatch: pytest.Monk
     sink, rewritten = Sink(pa.int64()), list[int]()
     write = tombstones.write_tombstones
 
-    def write_again(io: FileIO, folder: str, name: str, spec: str, rows: pa.Table) -> None:
+    def write_again(table: TableSpec, name: str, spec: str, rows: pa.Table) -> None:
         rewritten.append(len(rows))
-        write(io, folder, name, spec, rows)
+        write(table, name, spec, rows)
 
     version = sink.commit(IndexVersion(""), [sink.write("large", pa.array(range(20_000)))])
     for number in range(150):
@@ -102,3 +105,44 @@ def test_how_long_a_key_is_deleted_counts_from_its_time_or_from_now() -> None:
         assert all(now <= time < soon for time in found[1:])
     (found,) = deleted_at(pa.table({order_column(0): pa.array([long_ago.date()])})).to_pylist()
     assert found.replace(tzinfo=None) >= now
+
+
+class Listed:
+    """A table's folder, with names of files in its folders."""
+
+    def __init__(self, folders: Mapping[str, Sequence[str]]) -> None:
+        self._folders = folders
+        self.deleted = list[str]()
+
+    def names(self, folder: str) -> Sequence[str]:
+        return self._folders.get(folder, ())
+
+    def delete(self, paths: Collection[str]) -> None:
+        self.deleted += paths
+
+
+@pytest.mark.parametrize(
+    ("data_root", "seconds", "gone"),
+    [
+        ("/t/", 0, ["_rowdelta/deleted/2h.parquet", "_rowdelta/deleted/5h.parquet"]),
+        ("/t/", 4 * 3600, ["_rowdelta/deleted/5h.parquet"]),  # another sink keeps them for longer
+        ("/t/data", 4 * 3600, ["_rowdelta/deleted/5h.parquet", "data/_rowdelta/deleted/5h.parquet"]),
+        ("/others", 9 * 3600, []),
+    ],
+)
+def test_files_of_which_all_deletes_are_long_ago_are_removed(data_root: str, seconds: int, gone: list[str]) -> None:
+    now = time.time()
+    names = [*(f"{int(now - age * 3600)}-{age}h.parquet" for age in (0, 2, 5)), "theirs.parquet"]
+    folder = Listed({"_rowdelta/deleted": names, "data/_rowdelta/deleted": names})
+    other = {"index": {"deleted": {"seconds": seconds}}}
+    positions = {"rowdelta.a": "{}", "rowdelta.s": "{}"} | ({"rowdelta.b": json.dumps(other)} if seconds else {})
+    spec = SimpleNamespace(location="/t/", data_root=data_root)
+    table: Any = SimpleNamespace(spec=spec, stored=lambda _: positions)
+
+    def short(paths: Sequence[str]) -> list[str]:
+        return sorted(re.sub(r"\d+-", "", path) for path in paths)
+
+    assert short(remove_outdated(table, "rowdelta.s", folder, 3600, dry_run=True)) == [f"/t/{path}" for path in gone]
+    assert folder.deleted == []
+    remove_outdated(table, "rowdelta.s", folder, 3600, dry_run=False)
+    assert short(folder.deleted) == gone

@@ -8,6 +8,7 @@ import shutil
 import time
 from collections.abc import Mapping
 from dataclasses import replace
+from datetime import timedelta
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,7 @@ from changelog.rows import LATE_REASON
 from sink.commands.inspection import check, status
 from sink.errors import ConfigError, TableError
 from tests.delta.harness import DeltaJob
+from tests.rewrites import only_sink
 from tests.sink.harness import Job, before_commit, crashing
 from tests.sink.test_kafka import KafkaJob
 from tests.stack.kafka import Kafka
@@ -144,10 +146,32 @@ def test_orphans_are_removed_and_deleted_keys_stay(spark: SparkSession, tmp_path
     assert not orphan.exists()
     (file,) = (job.table_folder / "_rowdelta" / "deleted").glob("*.parquet")
     assert pq.read_table(file).column("id").to_pylist() == [1]
+    outdated = file.with_name(f"{int(long_ago)}-after-a-crash.parquet")
+    outdated.write_bytes(b"")
+    assert only_sink(job).upkeep.remove_orphans(timedelta(days=3)) == [str(outdated)]
+    assert file.exists()
+    assert not outdated.exists()
     shutil.rmtree(job.index_folder)
     job.write_records([change("+I", 4, 1, "late"), change("+I", 2, 2, "newer")])
     job.run()
     assert regions(job) == {2: "newer"}
+
+
+def test_deleted_keys_are_where_data_files_are(spark: SparkSession, tmp_path: Path) -> None:
+    """A catalog may vend credentials for nothing else. And the owner may move that place."""
+    places = [tmp_path / "first", tmp_path / "second"]
+    job = a_job(spark, tmp_path, Job, {"write.data.path": str(places[0])}, "position")
+    job.write_records([change("+I", 1, 1, "a"), change("+I", 1, 2, "b"), change("+I", 1, 3, "c"), change("-D", 5, 1)])
+    job.run()
+    spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.data.path' = '{places[1]}')")
+    job.write_records([change("-D", 5, 2)])
+    job.run()
+    assert [len(list((place / "_rowdelta" / "deleted").glob("*.parquet"))) for place in places] == [1, 1]
+    assert not (job.table_folder / "_rowdelta").exists()
+    shutil.rmtree(job.index_folder)
+    job.write_records([change("+I", 4, number, "late") for number in (1, 2, 3)])
+    job.run()
+    assert regions(job) == {3: "late"}
 
 
 def test_a_delete_is_forgotten_after_its_time(spark: SparkSession, tmp_path: Path) -> None:

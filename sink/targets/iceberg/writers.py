@@ -130,6 +130,10 @@ class IcebergTableSpec(TableSpec):
         elsewhere = (self.properties_by_name.get(name) for name in ("write.data.path", "write.metadata.path"))
         return tuple(f"{in_one_form(place).rstrip('/')}/" for place in (self.location, *elsewhere) if place)
 
+    @property
+    def data_root(self) -> str:
+        return self.properties_by_name.get("write.data.path", self.location)
+
     @cached_property
     def properties_by_name(self) -> dict[str, str]:
         return dict(self.properties)
