@@ -18,7 +18,8 @@ from pydantic import BaseModel
 from changelog import formats
 from sink import cli, config, errors
 from sink.commands import demo
-from sink.config import sections
+from sink.config import SinkSection, SourceSection, TableSection, VerifySection
+from sink.config.job_sections import IndexSection
 from sink.config.maintenance import MaintenanceSection
 from sink.targets.capabilities import CAPABILITIES
 
@@ -38,11 +39,11 @@ COMMANDS = (
 )  # fmt: skip
 
 _SECTIONS: dict[str, type[BaseModel]] = {
-    "sink": sections.SinkSection,
-    "source": sections.SourceSection,
-    "tables[]": sections.TableSection,
-    "index": sections.IndexSection,
-    "verify": sections.VerifySection,
+    "sink": SinkSection,
+    "source": SourceSection,
+    "tables[]": TableSection,
+    "index": IndexSection,
+    "verify": VerifySection,
     "maintenance": MaintenanceSection,
 }
 

@@ -7,6 +7,7 @@ from pydantic import (
     BaseModel,
 )
 
+from sink.config.job_sections import HttpSection, IndexSection, SinkSection, SourceSection, VerifySection
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, RewriteSection
 from sink.config.model import Config
 from sink.config.options import (
@@ -14,16 +15,8 @@ from sink.config.options import (
     did_you_mean,
 )
 from sink.config.removed import REMOVED
-from sink.config.sections import (
-    ColumnSection,
-    HttpSection,
-    IndexSection,
-    SinkSection,
-    SourceSection,
-    TableSection,
-    TableSource,
-    VerifySection,
-)
+from sink.config.table_parts import ColumnSection, TableSource
+from sink.config.table_section import TableSection
 from sink.redaction import MASK, is_secret, masked
 
 

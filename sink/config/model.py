@@ -13,25 +13,19 @@ from pydantic import (
 from changelog import formats
 from changelog.spec import HEADERS
 from sink.config.base import Section, Text
+from sink.config.job_sections import IndexSection, SinkSection, SourceSection, VerifySection
 from sink.config.maintenance import MaintenanceSection
 from sink.config.options import (
     MisplacedError,
+    at,
     check_catalog,
     check_spark,
     check_table,
     did_you_mean,
     is_delta,
 )
-from sink.config.sections import (
-    GROUP_REFERENCE,
-    IndexSection,
-    PartitionField,
-    SinkSection,
-    SourceSection,
-    TableSection,
-    VerifySection,
-    at,
-)
+from sink.config.table_parts import GROUP_REFERENCE, PartitionField
+from sink.config.table_section import TableSection
 from sink.targets.capabilities import CAPABILITIES, Capabilities, Format
 
 

@@ -5,7 +5,8 @@ They check most of them themselves. This module checks the few whose mistakes th
 
 import difflib
 import re
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
+from contextlib import contextmanager
 
 from sink.targets.capabilities import DELTA, ICEBERG, Capabilities
 
@@ -70,6 +71,15 @@ class MisplacedError(ValueError):
     def __init__(self, message: str, *path: str | int) -> None:
         super().__init__(message)
         self.path = path
+
+
+@contextmanager
+def at(*path: str | int) -> Iterator[None]:
+    """Put `path` before the path of a `MisplacedError` that is raised inside this context."""
+    try:
+        yield
+    except MisplacedError as error:
+        raise MisplacedError(str(error), *path, *error.path) from None
 
 
 def check_source(options: Mapping[str, str], *, files: bool) -> None:

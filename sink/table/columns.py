@@ -9,7 +9,7 @@ from changelog.spec import METADATA
 from changelog.values.defaults import without_default
 from changelog.values.encoded import MAYBE_BASE64
 from sink.config import TableSection
-from sink.config.sections import OrderColumn
+from sink.config.table_parts import OrderColumn
 from sink.errors import ConfigError
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.versions import parse_ddl

@@ -17,7 +17,7 @@ from typing import Any
 
 from changelog.source_tables import matched, takes
 from sink.config import Config, TableSection
-from sink.config.sections import TableSource
+from sink.config.table_parts import TableSource
 from sink.errors import ConfigError
 from sink.sources.source import Source
 

@@ -15,7 +15,7 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.encoded import MAYBE_BASE64
 from sink.commands import inspection
 from sink.config import Config
-from sink.config.sections import TableSection
+from sink.config.table_section import TableSection
 from sink.errors import ConfigError
 from sink.table.patterns import resolve_tables
 from sink.table.plan import evolved_columns, maybe_decimals

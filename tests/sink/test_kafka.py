@@ -23,7 +23,7 @@ from pyspark.sql import SparkSession
 
 from sink.commands import inspection, reset
 from sink.config import Config, SourceSection
-from sink.config.sections import TableSource
+from sink.config.table_parts import TableSource
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.sources.kafka import KafkaSource

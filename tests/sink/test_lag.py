@@ -10,7 +10,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.config.sections import TableSource
+from sink.config.table_parts import TableSource
 from sink.sources.files import FilesSource
 from sink.sources.kafka import Part, _ages
 from sink.sources.source import Behind

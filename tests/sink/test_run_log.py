@@ -15,7 +15,7 @@ from pyspark.sql import SparkSession
 from sink import cli
 from sink.commands.run import refuse_early
 from sink.config import Config, load
-from sink.config.sections import TableSource
+from sink.config.table_parts import TableSource
 from sink.errors import ConfigError
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor

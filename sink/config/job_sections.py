@@ -1,0 +1,200 @@
+"""The sections of the configuration that are about the whole job."""
+
+import re
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BeforeValidator, Field, field_validator, model_validator
+
+from changelog import formats
+from sink.config.base import Section, Text, as_text
+from sink.config.intervals import Interval, examples, is_interval, seconds_of
+from sink.config.options import MisplacedError, at, check_source, did_you_mean
+
+_READY_SECONDS = 600.0
+
+
+def _http(value: Any) -> Any:
+    return value if isinstance(value, dict) else {"address": as_text(value)}
+
+
+class HttpSection(Section):
+    """`sink.http:` only an address, or a mapping with more.
+
+    :param address: `host:port`. The host must be written, so that nobody listens to the world unawares.
+    :param ready_within: a table may have something to apply for so long without a commit, and the sink is still ready.
+    :param hosts: names by which browsers and other clients may call it, besides addresses and names without a dot.
+    """
+
+    address: Text
+    ready_within: Interval | None = None
+    hosts: list[str] = Field(default_factory=list)
+
+    @field_validator("address")
+    @classmethod
+    def _address(cls, value: str) -> str:
+        host, port = cls._parts(value)
+        if not host or not port.isascii() or not port.isdigit() or not 0 < int(port) < 65536:
+            raise ValueError(
+                'write an address of this machine and a port, such as "127.0.0.1:8088" for this machine alone, '
+                '"0.0.0.0:8088" for all who can reach it, or "[::1]:8088"'
+            )
+        return value
+
+    @staticmethod
+    def _parts(address: str) -> tuple[str, str]:
+        host, _, port = address.rpartition(":")
+        if host.startswith("[") and host.endswith("]"):
+            return host[1:-1], port
+        return ("", port) if ":" in host or "/" in host else (host, port)
+
+    @property
+    def host(self) -> str:
+        return self._parts(self.address)[0]
+
+    @property
+    def port(self) -> int:
+        return int(self._parts(self.address)[1])
+
+
+class SinkSection(Section):
+    """`sink:` the sink's name and how it runs."""
+
+    id: str
+    checkpoint: str
+    trigger: Text = "available-now"
+    on_bad_record: Literal["dead-letter", "fail"] = "dead-letter"
+    dead_letter_table: str | None = None
+    dead_letter_topic: str | None = None
+    dead_letter_options: dict[str, Text] = Field(default_factory=dict)
+    max_bad_records: Annotated[int, Field(ge=0)] | None = None
+    on_table_error: Literal["continue", "stop"] = "continue"
+    parallel_tables: Annotated[int, Field(ge=1)] | None = None
+    http: Annotated[HttpSection, BeforeValidator(_http)] | None = None
+    log_format: Literal["text", "json"] = "text"
+    show_values: bool = True
+
+    @field_validator("id")
+    @classmethod
+    def _id(cls, value: str) -> str:
+        if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", value):
+            raise ValueError("use letters, digits, '-' and '_'; the id becomes part of a table property's name")
+        return value
+
+    @field_validator("trigger")
+    @classmethod
+    def _trigger(cls, value: str) -> str:
+        if value != "available-now" and not is_interval(value):
+            raise ValueError(f'write "available-now", or an interval such as {examples(value)}')
+        return value
+
+    @property
+    def ready_seconds(self) -> float:
+        """The limit of `http.ready_within`; by default ten minutes, or three times the trigger if that is longer."""
+        if self.http is not None and self.http.ready_within is not None:
+            return seconds_of(self.http.ready_within)
+        return max(_READY_SECONDS, 0.0 if self.trigger == "available-now" else 3 * seconds_of(self.trigger))
+
+
+class SourceSection(Section):
+    """`source:` where changes come from, and their format."""
+
+    type: Literal["kafka", "files"]
+    format: str
+    options: dict[str, Text] = Field(default_factory=dict)
+    format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
+    discovery_interval: Interval = "1 minute"
+
+    @field_validator("format")
+    @classmethod
+    def _format(cls, value: str) -> str:
+        if value not in formats.OURS and value not in formats.names():  # `names` searches all installed packages
+            raise ValueError(
+                f"there is no format {value!r}{did_you_mean(value, formats.names())}; write one of "
+                f"{', '.join(formats.names())}"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _format_options_fit(self) -> Self:
+        made = formats.find(self.format)
+        for name, value in self.format_options.items():
+            if name not in made.OPTIONS:
+                known = f"Known for {self.format}: {', '.join(made.OPTIONS) or 'none'}"
+                raise MisplacedError(f"unknown key{did_you_mean(name, made.OPTIONS)}. {known}", "format_options", name)
+            choices = made.OPTIONS[name]
+            if choices and value not in choices:
+                raise MisplacedError(f"got {value!r}, expected one of {', '.join(choices)}", "format_options", name)
+        for name in made.REQUIRED:
+            if not self.format_options.get(name):
+                raise MisplacedError(f"format: {self.format} needs {name}", "format_options")
+        return self
+
+    @model_validator(mode="after")
+    def _options_fit(self) -> Self:
+        with at("options"):
+            check_source(self.options, files=self.type == "files")
+        return self
+
+    @property
+    def discovery_seconds(self) -> float:
+        """Seconds between two searches for new topics or directories."""
+        return seconds_of(self.discovery_interval)
+
+    @property
+    def file_format(self) -> str:
+        """Format of change files: `parquet` or `json` (one object a line)."""
+        return self.options.get("path_format", "parquet" if self.format == "row-kind" else "json")
+
+
+class VerifySection(Section):
+    """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
+
+    :param url: JDBC URL of the database (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
+    :param table: the database's table; in an entry that is a pattern, with `$1` for a group of its source. By default
+        what the topic's name has after its first part.
+    :param spark_table: any table that Spark reads, in place of a database.
+    :param slot: Debezium's replication slot in Postgres.
+    :param settle: how long a change takes from the connector into the topic, at most.
+    """
+
+    url: Text | None = None
+    user: Text | None = None
+    password: Text | None = None
+    table: Text | None = None
+    spark_table: Text | None = None
+    slot: Text | None = None
+    settle: Interval = "5 seconds"
+
+    @field_validator("url")
+    @classmethod
+    def _url(cls, value: str | None) -> str | None:
+        if value is not None and not re.match(r"jdbc:(postgresql|mysql|mariadb):", value):
+            raise ValueError(
+                "expected jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or "
+                "jdbc:mariadb://host:3306/database; for anything else that Spark can read, write spark_table"
+            )
+        return value
+
+    @model_validator(mode="after")
+    def _one_source(self) -> Self:
+        if self.spark_table is not None:
+            for name in ("url", "user", "password", "table", "slot"):
+                if getattr(self, name) is not None:
+                    raise MisplacedError(f"{name} is of a database, and spark_table is given too. Keep one", name)
+        if self.slot is not None and self.url is not None and not self.url.startswith("jdbc:postgresql:"):
+            raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+        return self
+
+    @property
+    def settle_seconds(self) -> float:
+        return seconds_of(self.settle)
+
+
+class IndexSection(Section):
+    """`index:` where the tables' key indexes are stored.
+
+    Tasks use `properties` (`s3.endpoint`, …) to reach this place, instead of the catalog's properties.
+    """
+
+    location: str | None = None
+    properties: dict[str, Text] | None = None
