@@ -69,7 +69,8 @@ def job(spark: SparkSession, tmp_path: Path) -> Job:
 ROWS = [tuple(values[n * (2 + k) % len(values)] for k, values in enumerate(VALUES.values())) for n in range(60)]
 
 
-def agree(job: Job, texts: Sequence[str]) -> None:
+def left_to_spark(job: Job, texts: Sequence[str]) -> list[str]:
+    """Those that Python doesn't evaluate. It evaluates the others as Spark does."""
     schema = T.StructType([T.StructField(name, parse_ddl(dtype)) for name, dtype in COLUMNS.items()])
     rows = pa.RecordBatch.from_pylist([dict(zip(COLUMNS, row, strict=True)) for row in ROWS], to_arrow_schema(schema))
     found = {text: where(job, text).condition for text in texts}
@@ -77,16 +78,15 @@ def agree(job: Job, texts: Sequence[str]) -> None:
     frame = job.spark.createDataFrame(ROWS, schema).coalesce(1)
     spark = to_arrow(frame.selectExpr(*(f"coalesce({text}, false) AS c{n}" for n, text in enumerate(own))))
     assert dict(zip(own, (column.to_pylist() for column in spark.columns), strict=True)) == own
+    return [text for text, term in found.items() if term is None]
 
 
 @pytest.mark.versions
 def test_python_evaluates_comparisons(job: Job) -> None:
-    agree(job, SIMPLE)
-    assert [text for text in SIMPLE if where(job, text).condition is None] == ["ID >= small"]
-    assert [text for text in ONLY_SPARK if where(job, text).condition is not None] == []
+    assert left_to_spark(job, [*SIMPLE, *ONLY_SPARK]) == ["ID >= small", *ONLY_SPARK]
 
 
-@settings(max_examples=8, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(max_examples=4, deadline=None, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(
     st.lists(
         st.recursive(
@@ -105,7 +105,7 @@ def test_python_evaluates_comparisons(job: Job) -> None:
     )
 )
 def test_python_and_spark_agree(job: Job, texts: list[str]) -> None:
-    agree(job, texts)
+    left_to_spark(job, texts)
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,8 @@ def test_a_condition_means_the_same_in_a_session_without_ansi(job: Job) -> None:
     """Micro-batches run with ANSI's rules, whatever the session's default is (Spark 3.5)."""
     lax = replace(job, spark=job.spark.newSession(), columns=COLUMNS)
     lax.spark.conf.set("spark.sql.ansi.enabled", "false")
-    assert [where(lax, text) for text in SIMPLE] == [where(job, text) for text in SIMPLE]
+    texts = SIMPLE[2::3]
+    assert [where(lax, text) for text in texts] == [where(job, text) for text in texts]
     with pytest.raises(ConfigError, match="which fails on each row"):
         where(lax, "id > 'abc'")
     assert lax.spark.conf.get("spark.sql.ansi.enabled") == "false"

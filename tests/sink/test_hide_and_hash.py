@@ -60,8 +60,7 @@ def customer(number: int, email: str | None = CLEAR[0]) -> dict[str, Any]:
     return {"id": number, "country": "DE", "email": email, "phone": CLEAR[2], "born": CLEAR[3], "iban": CLEAR[4]}
 
 
-@pytest.mark.parametrize("kind", [Job, DeltaJob])
-@pytest.mark.parametrize("recipe", [0, 1])
+@pytest.mark.parametrize(("kind", "recipe"), [(Job, 0), (DeltaJob, 1)])
 def test_what_is_hidden_is_nowhere(
     spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture,
     kind: type[Job], recipe: int,

@@ -25,7 +25,6 @@ from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
 from sink.table.microbatch import TableSink
 from sink.targets.values import ChangeSet
-from tests.delta.log_model import DeltaLog
 from tests.sink.harness import CrashError
 from tests.sink.test_kafka import Running
 from tests.stack.kafka import Kafka
@@ -41,7 +40,6 @@ class Shards:
     spark: SparkSession
     folder: Path
     kafka: Kafka
-    catalog: str = "iceberg"
     table: dict[str, Any] = field(default_factory=dict)
     sink: dict[str, Any] = field(default_factory=dict)
     source: dict[str, Any] = field(default_factory=dict)
@@ -67,9 +65,6 @@ class Shards:
 
     def config(self) -> Config:
         warehouse = str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))
-        lake = {"type": "hadoop", "warehouse": warehouse}
-        if self.catalog == "delta":
-            lake = {"type": "delta", "warehouse": str(self.folder / "warehouse")}
         entry: dict[str, Any] = {
             "source": [self.topic(shard) for shard in self.topics],
             "target": self.target,
@@ -86,7 +81,7 @@ class Shards:
                 "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), **self.sink},
                 "source": {"type": "kafka", "format": "debezium-json", "options": options, **self.source},
                 "maintenance": {"budget": 0, "expire": None, "orphans": None},
-                "catalogs": {"lake": lake},
+                "catalogs": {"lake": {"type": "hadoop", "warehouse": warehouse}},
                 "tables": [entry | self.table],
             }
         )
@@ -142,15 +137,9 @@ class Shards:
         return letters
 
     def rows(self) -> list[dict[str, Any]]:
-        if self.catalog == "delta":
-            path = self.folder / "warehouse" / self.name / "orders"
-            DeltaLog(path).check()
-            frame = self.spark.read.format("delta").load(str(path))
-        elif self.spark.catalog.tableExists(self.target):
-            frame = self.spark.table(self.target)
-        else:
+        if not self.spark.catalog.tableExists(self.target):
             return []
-        rows: list[dict[str, Any]] = to_arrow(frame).to_pylist()
+        rows: list[dict[str, Any]] = to_arrow(self.spark.table(self.target)).to_pylist()
         return rows
 
     def is_exact(self) -> bool:
@@ -162,17 +151,13 @@ class Shards:
 
 
 @pytest.fixture
-def shards(spark: SparkSession, tmp_path: Path, kafka: Kafka, request: pytest.FixtureRequest) -> Shards:
+def shards(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Shards:
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    return Shards(spark, tmp_path, kafka, getattr(request, "param", "iceberg"))
-
-
-of_both_formats = pytest.mark.parametrize("shards", ["iceberg", "delta"], indirect=True)
+    return Shards(spark, tmp_path, kafka)
 
 
 @pytest.mark.spark
 @pytest.mark.kafka
-@of_both_formats
 def test_equal_keys_of_two_topics_are_two_rows_also_after_crashes(
     shards: Shards, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -195,9 +180,9 @@ def test_equal_keys_of_two_topics_are_two_rows_also_after_crashes(
         return outcome
 
     monkeypatch.setattr(TableSink, "_send", crashing)
-    for number in range(6):
+    for number in range(4):
         shards.change(30)
-        if number == 3:
+        if number == 2:
             shutil.rmtree(shards.folder / "state")  # the checkpoint, with the key index
         with pytest.raises(Exception):  # noqa: B017 - whatever a crash becomes
             shards.run()
@@ -240,14 +225,13 @@ def test_topics_come_and_go_while_the_job_runs(shards: Shards) -> None:
 
 @pytest.mark.spark
 @pytest.mark.kafka
-@of_both_formats
 def test_a_list_gets_another_topic_and_loses_one(shards: Shards, caplog: pytest.LogCaptureFixture) -> None:
     shards.create("a", "b", "c")
     shards.change(20, "a", "b")
     shards.topics = ["a", "typo"]
     with pytest.raises(ConfigError, match=r"has no topic '\w+\.typo-0'"):
         shards.run()
-    assert not shards.rows() if shards.catalog == "iceberg" else True
+    assert not shards.rows()
     shards.topics = ["a", "b"]
     shards.run()
     shards.topics = ["a", "b", "c"]
