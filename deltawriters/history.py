@@ -119,9 +119,10 @@ class History:
         is_new[current.query] = False
         asked = np.flatnonzero(is_late | is_new)
         closed = index.slice.closed_versions(high[asked], low[asked])
-        # of a key that was deleted longer ago than tombstones are kept, only closed versions are known
+        # of a key that was deleted longer ago than tombstones are kept, or by others, only closed versions and
+        # remembered deletes are known
         is_late[is_new] = False
-        is_late[asked[closed.query]] = True
+        is_late[asked[np.concatenate([closed.query, closed.deletes[0]])]] = True
         late = np.flatnonzero(is_late)
         closed = self._concerned(closed.of(np.searchsorted(late, asked)), late, ids, orders)
 
@@ -241,7 +242,9 @@ class History:
         # the order value of a time alone is below those that begin with it: take the whole one if it is the row's
         is_late = late[keys]
         begins = pc.if_else(pc.or_(pc.fill_null(pc.equal(at, start), False), pa.array(~is_late)), last, begins)
-        again = np.flatnonzero(is_late & np.asarray(pc.greater(last, begins)))
+        # a version that was split off has the order value of a row that was written after its end
+        is_before_end = pc.fill_null(pc.less_equal(at, end), True)
+        again = np.flatnonzero(is_late & np.asarray(pc.and_(pc.greater(last, begins), is_before_end)))
         removed = np.flatnonzero(is_late & np.asarray(end.is_valid()) & ~goes_on)
         parts = ((np.arange(len(keys)), begins, start), (again, last, at), (removed, ends, end))
         rows = np.concatenate([chosen for chosen, _, _ in parts])
@@ -331,10 +334,8 @@ class History:
         names = [name for name in self._table.arrow_schema.names if name not in self._names.names]
         key, number = (storage(events.column(name)).to_numpy() for name in (_KEY, _CHANGE))
         order, sets = storage(events.column(_ORDER)), sets_row(kinds_of(events))
-        # events of one order value are neighbours
-        starts = np.concatenate([[True], (key[1:] != key[:-1]) | np.asarray(pc.not_equal(order[1:], order[:-1]))])
-        group = np.cumsum(starts) - 1
-        has_row = np.zeros(len(events), np.bool_)
+        group, count = dense_ids([pa.array(key), order])
+        has_row = np.zeros(count, np.bool_)
         has_row[group[(number < 0) & sets]] = True
         asked = np.flatnonzero(has_row[group] & sets)
         content = pa.array(row_hash([storage(events.column(name).take(pa.array(asked))) for name in names]))

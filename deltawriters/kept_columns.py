@@ -23,8 +23,8 @@ import pyarrow.parquet as pq
 ALLOWED = "ROWDELTA_KEEPS_COLUMNS"
 """An environment variable that isn't empty."""
 _MOST_BYTES = 8 << 30
-"""So much may be kept on a machine, and only half of the space that is free. What doesn't fit isn't kept: to drop
-others for it would lose all of them, if micro-batches go round more row groups than there is room for.
+"""So much an executor may keep, and no more than what it leaves free. What doesn't fit isn't kept: to drop others for
+it would lose all of them, if micro-batches go round more row groups than there is room for.
 """
 _LEAST_BYTES = 1 << 20
 """A column of fewer bytes is decoded about as fast as a file is opened."""
@@ -47,12 +47,13 @@ def read_columns(file: pq.ParquetFile, path: str, group: int, names: Sequence[st
     if missing:
         rows = file.read_row_group(group, missing, use_threads=False)
         columns |= {name: rows.select([name]) for name in missing}
-        large = [name for name in missing if columns[name].nbytes >= _LEAST_BYTES]
-        room = _room(folder) if large else 0
-        for name in large:
-            room -= columns[name].nbytes
-            if room >= 0:
-                _keep(columns[name], places[name])
+        large = {name: size for name in missing if (size := columns[name].nbytes) >= _LEAST_BYTES}
+        with suppress(OSError):  # the disk is full, or Spark has removed the folder
+            room = _room(folder, sum(large.values())) if large else 0
+            for name, size in large.items():
+                room -= size
+                if room >= 0:
+                    _keep(columns[name], places[name])
     found = [columns[name] for name in names]
     return pa.table([part.column(0) for part in found], pa.schema([part.field(0) for part in found]))
 
@@ -72,34 +73,41 @@ def _kept(place: Path) -> pa.Table | None:
     try:
         os.utime(place)
         return pa.ipc.open_file(pa.memory_map(str(place))).read_all()
-    except OSError:  # it was never kept, or is no longer
+    except (OSError, pa.ArrowException):  # it was never kept, or is no longer
         return None
 
 
 def _keep(column: pa.Table, place: Path) -> None:
-    with suppress(OSError):  # the disk is full
-        descriptor, partial = tempfile.mkstemp(dir=place.parent)
-        try:
-            with os.fdopen(descriptor, "wb") as target, pa.ipc.new_file(target, column.schema) as writer:
-                writer.write_table(column)
-            os.replace(partial, place)
-        except BaseException:
-            os.unlink(partial)
-            raise
+    """:raises OSError: the disk is full."""
+    descriptor, partial = tempfile.mkstemp(dir=place.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as target, pa.ipc.new_file(target, column.schema) as writer:
+            writer.write_table(column)
+        os.replace(partial, place)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
-def _room(folder: Path) -> int:
-    """Bytes that may still be kept."""
+def _room(folder: Path, wanted: int) -> int:
+    """Bytes that may still be kept.
+
+    :param wanted: bytes; if there is no room for so many, what nobody uses goes.
+    """
 
     def files() -> Iterator[tuple[Path, os.stat_result]]:
         for file in folder.iterdir():
             with suppress(FileNotFoundError):  # another process has just removed it
                 yield file, file.stat()
 
-    used = sum(status.st_size for _, status in files())
-    room = min(_MOST_BYTES - used, shutil.disk_usage(folder).free // 2)
-    if room <= 0:
-        for file, status in files():
-            if status.st_mtime < time.time() - _UNUSED_SECONDS:
-                file.unlink(missing_ok=True)
-    return room
+    def room() -> int:
+        used = sum(status.st_size for _, status in files())
+        return min(_MOST_BYTES, (used + shutil.disk_usage(folder).free) // 2) - used
+
+    found = room()
+    if found >= wanted:
+        return found
+    for file, status in files():
+        if status.st_mtime < time.time() - _UNUSED_SECONDS:
+            file.unlink(missing_ok=True)
+    return room()

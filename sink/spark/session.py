@@ -245,14 +245,15 @@ def start(config: Config, *, short: bool = False, training: bool = False) -> Spa
 
 
 def let_workers_keep_columns(spark: SparkSession) -> None:
-    """Workers keep what they decode of old rows in Spark's local folders, unless all that is there must be encrypted.
-    The first job of Python must come after this.
+    """Workers keep what they decode of old rows in Spark's local folders, unless all that is there must be encrypted,
+    or is in memory. The first job of Python must come after this.
     """
     from deltawriters import kept_columns
 
-    context = spark.sparkContext
-    if context.getConf().get("spark.io.encryption.enabled", "false") != "true":
-        context.environment[kept_columns.ALLOWED] = "true"
+    context, conf = spark.sparkContext, spark.sparkContext.getConf()
+    forbidding = ("spark.io.encryption.enabled", "spark.kubernetes.local.dirs.tmpfs")
+    if all((conf.get(name) or "false").strip().lower() == "false" for name in forbidding):
+        context.environment.setdefault(kept_columns.ALLOWED, "true")
 
 
 def _check_formats(spark: SparkSession, config: Config) -> None:

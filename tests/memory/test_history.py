@@ -5,15 +5,19 @@ sink, its index, and the table.
 import re
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
 import pytest
 
-from changelog.rows import RowKind
+from changelog.rows import KIND, RowKind
+from changelog.versions import VersionColumns
 from deltawriters import resolve
 from deltawriters.history import History
 from deltawriters.keyindex import ClosedRows, IndexSlice
+from deltawriters.order_values import OrderColumns
 from sink.table.deleted_keys import DeletedKeys
 from tests.memory.history import HistoryPlayer, history_story
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
@@ -102,8 +106,12 @@ OURS = {  # V is a -U; after ! the index is lost
     "U1A | U5A | V5A U9A": "A1-",
     "U1A | U5A | V9A U9B": "A1-9 B9-",
     "U10A | D10": "A10-10",
+    "U50A | U70A | D60 | U65B": "A50-60 B65-70 A70-",
+    "U10B | U18B | U14A | D17": "B10-14 A14-17 B18-",
+    "D5 | U10A / U40B": "B40-",
 }
-"""Several changes of the same time, and -U."""
+"""Several changes of the same time, -U, and late changes before one that left no version. After / another writer has
+deleted the rows."""
 
 
 @pytest.mark.parametrize("history", [*SPARKS, *OURS])
@@ -117,14 +125,37 @@ def test_a_key_whose_tombstone_is_forgotten(tmp_path: Path, monkeypatch: pytest.
     assert _outcome("U1A | D10 | U5B", tmp_path) == "A1-5 B5-10"
 
 
+def test_a_repeat_is_told_though_another_event_lies_between() -> None:
+    """With several order columns, the end of a version has the first one's value only, and comes after its row."""
+    table: Any = SimpleNamespace(arrow_schema=pa.schema([("id", pa.int64()), ("region", pa.string())]))
+    history = History(table, VersionColumns("start", "end", "current"), ["id"], OrderColumns(("a", "b")))
+    events = pa.table(
+        {
+            "id": pa.array([1] * 4),
+            "region": ["A", None, "A", "B"],
+            KIND: pa.array(
+                [RowKind.UPDATE_AFTER, RowKind.DELETE, RowKind.UPDATE_AFTER, RowKind.UPDATE_AFTER], pa.int8()
+            ),
+            "_rowdelta_event_key": pa.array([0] * 4),
+            "_rowdelta_event_change": pa.array([-1, -1, 0, 1]),
+            "_rowdelta_event_order": pa.array([b"7.1", b"7", b"7.1", b"7.1"]),
+        }
+    )
+    assert history._without_repeats(events).column("_rowdelta_event_change").to_pylist() == [-1, -1, 1]
+
+
 def _outcome(history: str, folder: Path) -> str:
     player = HistoryPlayer(Story((), (), mode="upsert", late=True, partitioned_by="is_current"), folder)
     player.config = player.configured(tracked="region")
     sink = player.opened(Clock())
-    for mark, text in re.findall(r"([|!]?)([^|!]+)", history):
+    for mark, text in re.findall(r"([|!/]?)([^|!/]+)", history):
         if mark == "!":
             shutil.rmtree(player.index)
             sink = player.opened(Clock())
+        if mark == "/":
+            with pytest.MonkeyPatch.context() as patch:
+                patch.setattr(player.random, "randrange", lambda *_: player.messages[-1].changes[0][1][3])
+                player._delete()
         for event in text.split():
             kind = {"U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE, "V": RowKind.UPDATE_BEFORE}[event[0]]
             order = int(event.strip("UDVABCZ"))

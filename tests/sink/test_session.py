@@ -2,7 +2,7 @@
 
 import os
 import socket
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -120,14 +120,25 @@ def test_workers_keep_columns_where_spark_spills(spark: SparkSession) -> None:
     assert Path(folder).parent.name.startswith("blockmgr-"), "Spark removes it"
 
 
-def test_workers_keep_nothing_where_spark_encrypts() -> None:
-    context: Any = SimpleNamespace(getConf=SparkConf, environment={})
+@pytest.mark.parametrize(
+    ("setting", "kept"),
+    [
+        ({}, "true"),
+        ({"spark.io.encryption.enabled": "False"}, "true"),
+        ({"spark.io.encryption.enabled": " True"}, None),
+        ({"spark.kubernetes.local.dirs.tmpfs": "true"}, None),
+    ],
+)
+def test_workers_keep_nothing_where_spark_encrypts(setting: Mapping[str, str], kept: str | None) -> None:
+    context: Any = SimpleNamespace(getConf=lambda: SparkConf().setAll([*setting.items()]), environment={})
     session.let_workers_keep_columns(cast(Any, SimpleNamespace(sparkContext=context)))
-    assert context.environment == {kept_columns.ALLOWED: "true"}
-    context.environment.clear()
-    context.getConf = lambda: SparkConf().set("spark.io.encryption.enabled", "true")
+    assert context.environment.get(kept_columns.ALLOWED) == kept
+
+
+def test_the_user_may_keep_workers_from_it() -> None:
+    context: Any = SimpleNamespace(getConf=SparkConf, environment={kept_columns.ALLOWED: ""})
     session.let_workers_keep_columns(cast(Any, SimpleNamespace(sparkContext=context)))
-    assert context.environment == {}
+    assert context.environment == {kept_columns.ALLOWED: ""}
 
 
 def test_workers_are_started_ahead(spark: SparkSession) -> None:
