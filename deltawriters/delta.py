@@ -10,21 +10,21 @@ from dataclasses import dataclass, field, replace
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute as pc
 
-from changelog.rows import BAD, KIND, MOVED, UNAVAILABLE, RowKind, sets_row
+from changelog.rows import BAD, HASH, KIND, MOVED, UNAVAILABLE, RowKind, sets_row
 from deltawriters import tombstones
 from deltawriters.arrow_types import storage
 from deltawriters.collapse import dense_ids, ranked
 from deltawriters.content import ContentFile, DataFiles, FileContent, Locations, TaskId
-from deltawriters.history import History, Versions
+from deltawriters.history import History
 from deltawriters.key_deletes import delete_keys
 from deltawriters.late import LateChanges, deleted_at
 from deltawriters.moves import Settled, settle_moves
-from deltawriters.order_values import UNKNOWN
 from deltawriters.ordering import RowOrder
 from deltawriters.partial import Completed, complete, divided
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.resolve import NOWHERE, ClosedVersions, IndexResult, IndexTask, resolve
+from deltawriters.resolve import NOWHERE, IndexResult, IndexTask, resolve
 from deltawriters.soft_deletes import as_partial
 from deltawriters.superseded import SupersededRows
 from deltawriters.table import FileFactory, TableSpec
@@ -106,6 +106,9 @@ class DeltaWriter:
             assert self._late is not None, "a table with history has order values"
             self._history = History(table, options.history, options.key, self._late.order)
         self._of_versions: list[pa.RecordBatch] = []
+        self._truncates: list[pa.RecordBatch] = []
+        """In a table with history: the rows that stand for TRUNCATEs."""
+        self._deleted: list[pa.Table] = []
         self._kind_counts = np.zeros(len(RowKind), np.int64)
         self._ignored = 0
 
@@ -153,7 +156,10 @@ class DeltaWriter:
         :param barriers: rows with the order columns of changes.
         :raises CardinalityError: a change has the same order value.
         """
-        self._whole.truncate(barriers)
+        if self._history is None:
+            self._whole.truncate(barriers)
+        else:
+            self._truncates.append(barriers)
 
     def close(self) -> WriteResult:
         """Write what is buffered and finish all files.
@@ -166,12 +172,9 @@ class DeltaWriter:
         if index is not None and whole.barrier is not None:
             index = index.of_empty_table
         self._settle_late(index)
-        completed, moves, versions, closed = Completed(), Settled(), None, None
-        if self._history is not None and index is not None and self._of_versions:
-            versions = self._history.versions(self._of_versions, index)
-            completed, moves = versions.completed, versions.moves
-            closed = self._history.write_closed(versions, self._data, index)
-            whole.add(*versions.changes.to_batches())
+        completed, moves, resolved = Completed(), Settled(), None
+        if self._history is not None and index is not None:
+            resolved, completed, moves = self._with_versions(self._history, index)
         earlier = list[pa.Table]()
         while self._partial or self._moved:
             partial, moved = self._first_kept()
@@ -189,7 +192,11 @@ class DeltaWriter:
             data_files = self._superseded.removed(data_files, Locations(known.file, known.pos))
         self._kind_counts[RowKind.UPDATE_AFTER] -= sum(map(len, completed.letters))
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
-        resolved = None if index is None else self._resolve(index, versions, closed)
+        if index is not None:
+            resolved, written = resolved or self._resolve(index), None
+            if self._late is not None and self._deleted:
+                written = self._late.write_deleted(pa.concat_tables(self._deleted), self._factory.created)
+            resolved = replace(resolved, deleted_keys=written, truncates=self._truncate_orders)
         files = self._deletes.close(data_files)
         if index is None and len(known) and not (self._options.table_is_empty or whole.barrier is not None):
             deletes = self._table.key_deletes(self._factory, self._options.key)
@@ -247,36 +254,52 @@ class DeltaWriter:
                 self._take_in(changes)
             self._late.leave_out(late)
 
-    def _resolve(self, index: IndexTask, versions: Versions | None, closed: ClosedVersions | None) -> IndexResult:
+    def _with_versions(self, history: History, index: IndexTask) -> tuple[IndexResult, Completed, Settled]:
+        """Write the versions that the changes make."""
+        found, completed, moves = IndexResult([], [], []), Completed(), Settled()
+        for truncates in self._truncates:
+            for changes in self._of_versions:
+                self._whole.distinct_ranks(*(order_of(pa.Table.from_batches([rows])) for rows in (truncates, changes)))
+        for part, changes in history.parts(self._of_versions, self._truncates, index):
+            if not len(changes):
+                found = found.and_more(IndexResult([], part.merged_runs(), []))
+                continue
+            versions = history.versions(changes, part)
+            completed, moves = completed.and_more(versions.completed), moves.and_more(versions.moves)
+            found = found.and_more(history.write(versions, self._data, self._files, part))
+            self._note_deleted(*(rows.drop_columns([HASH]) for rows in (versions.gone, versions.idle)))
+        return found, completed, moves
+
+    def _resolve(self, index: IndexTask) -> IndexResult:
         """Find the rows that the keys have in earlier snapshots."""
-        known = self._whole.map
-        if closed is None and not len(known):
+        known, late = self._whole.map, self._late
+        if not len(known):
             # no change of the task counts, but it still has runs to merge
-            return IndexResult([], index.merged_runs(), [], floor=self._floor)
-        late, keys, orders = self._late, known.keys, known.last_order
-        high = np.empty(0, np.uint64) if known.hash is None else known.hash.view(np.uint64)
-        if keys is None:
-            keys = self._table.arrow_schema.empty_table().select(list(self._options.key))
+            return IndexResult([], index.merged_runs(), [])
+        keys, orders = known.keys, known.last_order
+        assert keys is not None
+        assert known.hash is not None
+        high = known.hash.view(np.uint64)
         if late is None:
             return resolve(self._table, index, keys, high, known.file, known.pos, self._files)
-        encoded, times = pa.array([], pa.binary()), pa.array([], pa.timestamp("us", "UTC"))
-        if orders is not None:
-            encoded, times = late.order.of_changes(orders), deleted_at(orders)
+        assert orders is not None
+        encoded, times = late.order.of_changes(orders), deleted_at(orders)
         seconds = tombstones.seconds_of(times)
-        found = resolve(self._table, index, keys, high, known.file, known.pos, self._files, encoded, seconds, closed)
         gone = pa.array(np.flatnonzero(known.file == NOWHERE))
-        deleted = late.deleted(keys.take(gone), encoded.take(gone), times.take(gone))
-        if versions is not None:
-            told = (versions.deletes.column(name) for name in (tombstones.ORDER_VALUE, tombstones.DELETED_AT))
-            idle = late.deleted(versions.deletes.select(self._options.key), *map(storage, told))
-            deleted = pa.concat_tables([deleted, idle])
-        written = late.write_deleted(deleted, self._factory.created) if len(deleted) else None
-        return replace(found, deleted_keys=written, floor=self._floor)
+        self._note_deleted(late.deleted(keys.take(gone), encoded.take(gone), times.take(gone)))
+        return resolve(self._table, index, keys, high, known.file, known.pos, self._files, encoded, seconds)
+
+    def _note_deleted(self, *deleted: pa.Table) -> None:
+        """Keep what is to be known of deleted keys. A TRUNCATE tells of all that it removes."""
+        told = pa.array(self._truncate_orders, pa.binary())
+        for keys in deleted:
+            keys = keys.filter(pc.invert(pc.is_in(keys.column(tombstones.ORDER_VALUE), told)))
+            self._deleted += [keys] if len(keys) else []
 
     @property
-    def _floor(self) -> bytes:
-        barrier = self._whole.barrier
-        if self._late is None or barrier is None:
-            return UNKNOWN
-        floor: bytes = self._late.order.of_changes(barrier)[0].as_py()
-        return floor
+    def _truncate_orders(self) -> tuple[bytes, ...]:
+        late, barrier = self._late, self._whole.barrier
+        rows = self._truncates if barrier is None else [barrier]
+        return (
+            () if late is None else tuple(order for part in rows for order in late.order.of_changes(part).to_pylist())
+        )

@@ -7,10 +7,13 @@ and opens another one; a change of other columns is written into the current row
 The old row is read at its position, by the key index. The task lays the versions that a key has and its changes in one
 sequence of events and reads the new versions off it, for all keys at once. A late change takes part in the same way:
 then the key's closed versions since its time are read too, and written again.
+
+A TRUNCATE of the source removes each key that has a row then, or changes. Its order value is known from then on, since
+it also closes what late changes open before it.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -36,23 +39,25 @@ from changelog.versions import VersionColumns
 from deltawriters import tombstones
 from deltawriters.arrow_types import as_table_types, storage
 from deltawriters.collapse import Ints, dense_ids, order_rank
-from deltawriters.content import OldRows, by_file
+from deltawriters.content import DataFiles, OldRows, by_file
 from deltawriters.keyindex import DELETED_BEFORE, TOMBSTONE, ClosedRows, Entries, Located, low_hash, of_deletes
 from deltawriters.late import deleted_at
 from deltawriters.moves import Settled, are_about_others
 from deltawriters.order_values import UNKNOWN, OrderColumns
 from deltawriters.partial import Completed, as_letters
 from deltawriters.partitioning import PartitionedWriter
-from deltawriters.resolve import ClosedVersions, IndexTask, key_columns, low_hashes
+from deltawriters.resolve import NOWHERE, ClosedVersions, IndexResult, IndexTask, key_columns, low_hashes, resolve
 from deltawriters.rowhash import row_hash
 from deltawriters.table import TableSpec, UnreadableRowsError
-from deltawriters.whole_changes import kinds_of, order_of
+from deltawriters.whole_changes import concat, kinds_of, order_of
 
 _KEY, _CHANGE, _ORDER = f"{PREFIX}event_key", f"{PREFIX}event_change", f"{PREFIX}event_order"
 """Columns of events: the number of the key; that of the change, or -1 if a version of the table tells the event, and -2
 if it is a delete that the index remembers; and the encoded order value.
 """
 _REMEMBERED = -1
+PART_ENTRIES = 500_000
+"""After a TRUNCATE, a task holds the rows of about so many entries of the index at once."""
 
 Flags = npt.NDArray[np.bool_]
 
@@ -61,19 +66,21 @@ Flags = npt.NDArray[np.bool_]
 class Versions:
     """What becomes of a task's changes.
 
-    :param changes: a changelog row for each key that has changes: its current row, or a -D if it has none.
-    :param closed: closed versions, with the table's columns and `_rowdelta_hash`.
+    :param current: the current rows of the keys that have changes, with the table's columns and `_rowdelta_hash`.
+    :param gone: keys that have none, each with its last delete: the columns of `deltawriters.tombstones`, and
+        `_rowdelta_hash`.
+    :param closed: closed versions, likewise rows of the table.
     :param replaced: the index's entries of closed versions that these replace, as tombstones.
     :param old_rows: the rows of those.
-    :param deletes: deletes that closed no version; late changes may come before them. The key columns,
-        `_rowdelta_hash`, and the columns of `deltawriters.tombstones`.
+    :param idle: deletes that closed no version; late changes may come before them. The columns of `gone`.
     """
 
-    changes: pa.Table
+    current: pa.Table
+    gone: pa.Table
     closed: pa.Table
     replaced: Entries
     old_rows: Sequence[OldRows]
-    deletes: pa.Table
+    idle: pa.Table
     completed: Completed
     moves: Settled
 
@@ -95,26 +102,76 @@ class History:
         tracked = names.tracked or tuple(name for name in table.arrow_schema.names if name not in own)
         self._tracked = [name for name in tracked if name not in self._key]
 
-    def versions(self, kept: Sequence[pa.RecordBatch], index: IndexTask) -> Versions:
-        """:param kept: n changes, at least one, in any order.
+    def parts(
+        self, kept: Sequence[pa.RecordBatch], truncates: Sequence[pa.RecordBatch], index: IndexTask
+    ) -> Iterator[tuple[IndexTask, pa.Table]]:
+        """A task's changes, with the removals of TRUNCATEs. These are about all keys: of them, a part at a time.
+
+        :param kept: the changes.
+        :param truncates: rows that stand for TRUNCATEs. One whose order value is known was applied already.
         :raises CorruptIndexError: a run of the index is damaged or missing.
         :raises UnreadableRowsError: a row of the table can't be read.
         """
-        changes = pa.Table.from_batches(kept)
+        changes = pa.Table.from_batches([*kept, *(rows.slice(0, 0) for rows in truncates)] or [pa.record_batch({})])
+        known = pa.array(index.slice.truncates, pa.binary())
+        new = [rows.filter(pc.invert(pc.is_in(self._order.of_changes(rows), known))) for rows in truncates]
+        if not any(map(len, new)):
+            yield index, changes
+            return
+        high = storage(changes.column(HASH)).to_numpy().view(np.uint64)
+        for part in index.parts(PART_ENTRIES):
+            here = changes.filter(pa.array((high >= part.first) & (high <= part.last - 1)))
+            yield part, pa.concat_tables([here, self._removals(pa.Table.from_batches(new), here, part)])
+
+    def _removals(self, truncates: pa.Table, changes: pa.Table, index: IndexTask) -> pa.Table:
+        """n TRUNCATEs as n removals of each key that has changes, or a row that holds then."""
+        keys = [changes.select([*self._key, HASH])]
+        schema, columns = keys[0].schema, [*self._key, self._names.start, self._names.end]
+        for high, located in index.slice.live_rows(index.first, index.last):
+            for here, rows in self._rows_at(located, columns):
+                values = [storage(rows.column(name)).cast(schema.field(name).type) for name in self._key]
+                found = pa.table([*values, pa.array(high[here].view(np.int64))], schema=schema)
+                keys.append(found.filter(pa.array(self._hold(rows, truncates))))
+        found = pa.concat_tables(keys).combine_chunks()
+        ids, _ = dense_ids([storage(found.column(name)) for name in self._key])
+        found = found.take(pa.array(np.unique(ids, return_index=True)[1]))
+        rows = truncates.take(pa.array(np.repeat(np.arange(len(truncates)), len(found))))
+        for name in schema.names:
+            rows = _with(rows, name, pa.chunked_array([storage(found.column(name))] * len(truncates)))
+        return _with(rows, BAD, pa.nulls(len(rows), rows.schema.field(BAD).type)) if BAD in rows.column_names else rows
+
+    def _hold(self, rows: pa.Table, truncates: pa.Table) -> Flags:
+        """Which rows of the table hold at the time of a TRUNCATE."""
+        start, end = (storage(rows.column(name)) for name in (self._names.start, self._names.end))
+        found = np.zeros(len(rows), np.bool_)
+        for time in storage(truncates.column(self._names.start)).unique().cast(start.type):
+            is_begun, goes_on = (
+                pc.fill_null(flags, True) for flags in (pc.less_equal(start, time), pc.greater(end, time))
+            )
+            found |= np.asarray(pc.and_(is_begun, goes_on))
+        return found
+
+    def versions(self, changes: pa.Table, index: IndexTask) -> Versions:
+        """:param changes: n changes, at least one, in any order.
+        :raises CorruptIndexError: a run of the index is damaged or missing.
+        :raises UnreadableRowsError: a row of the table can't be read.
+        """
         records = changes.column(BAD) if BAD in changes.column_names else None
         changes = changes.drop_columns([] if records is None else [BAD]).combine_chunks()
         ids, count = dense_ids([storage(changes.column(name)) for name in self._key])
         first = np.full(count, len(ids))
         np.minimum.at(first, ids, np.arange(len(ids)))
-        keys = changes.take(pa.array(first)).select([*self._key, HASH])
-        high = storage(keys.column(HASH)).to_numpy().view(np.uint64)
-        low = low_hash(key_columns(self._table, keys.select(self._key)), index.slice.base)
-        current = index.slice.probe(high, low, index.first, index.last)
+        changed = changes.select([*self._key, HASH]).take(pa.array(first))
+        columns = key_columns(self._table, changed.select(self._key))
+        keys = pa.table([*columns, changed.column(HASH)], changed.column_names)
+        high, low = _hashes(keys), low_hash(columns, index.slice.base)
+        current = replace(index.slice, truncates=()).probe(high, low, index.first, index.last)
         assert current.latest is not None
         orders = self._order.of_changes(changes)
+        is_before = np.asarray(pc.less_equal(orders, index.slice.floor))
         # at an equal order value, the change may be one that the table has already
         is_late = np.zeros(count, np.bool_)
-        is_late[ids[np.asarray(pc.less_equal(orders, current.latest.take(pa.array(ids))))]] = True
+        is_late[ids[is_before | np.asarray(pc.less_equal(orders, current.latest.take(pa.array(ids))))]] = True
         is_new = np.asarray(pc.equal(current.latest, UNKNOWN)).copy()
         is_new[current.query] = False
         asked = np.flatnonzero(is_late | is_new)
@@ -123,6 +180,7 @@ class History:
         # remembered deletes are known
         is_late[is_new] = False
         is_late[asked[np.concatenate([closed.query, closed.deletes[0]])]] = True
+        is_late[ids[is_before]] = True
         late = np.flatnonzero(is_late)
         closed = self._concerned(closed.of(np.searchsorted(late, asked)), late, ids, orders)
 
@@ -131,10 +189,14 @@ class History:
         has_no_row = is_late.copy()
         has_no_row[of_key] = False
         deleted = np.flatnonzero(has_no_row)
+        known = pa.array(index.slice.truncates, pa.binary())
+        truncates = known.filter(pc.greater_equal(known, pc.min_max(orders)["min"]))
+        all_truncates = np.tile(np.arange(len(truncates)), len(late))
         told = [
             self._events_of(pa.concat_tables([rows, older]), np.concatenate([of_key, of_older]), is_late),
             self._deletes(deleted, current.latest.take(pa.array(deleted))),
             self._deletes(late[closed.deletes[0]], closed.deletes[1]),
+            self._deletes(np.repeat(late, len(truncates)), truncates.take(pa.array(all_truncates))),
         ]
         events = self._in_sequence(changes, ids, orders, told, is_late)
         hashes = storage(keys.column(HASH)).take(events.column(_KEY))
@@ -148,9 +210,15 @@ class History:
             for bad in records.take(pa.array(np.sort(lost))).chunks:
                 reasons = pc.binary_join_element_wise(bad.field("reason"), "and the key has no row then", ", ")
                 letters.append(as_letters(bad, reasons, BadRecord.ROW_ABSENT))
-        new, closed_rows, idle = self._read_off(events)
-        deletes = keys.take(idle.column(_KEY)).append_column(tombstones.ORDER_VALUE, idle.column(_ORDER))
-        deletes = deletes.append_column(tombstones.DELETED_AT, deleted_at(order_of(idle)))
+        current_rows, closed_rows, *deletes = self._read_off(events, np.isin(np.arange(count), of_key))
+        gone, idle = (
+            keys.take(found.column(_KEY))
+            .append_column(tombstones.ORDER_VALUE, found.column(_ORDER))
+            .append_column(tombstones.DELETED_AT, deleted_at(order_of(found)))
+            for found in deletes
+        )
+        # a TRUNCATE is known, whatever key it is about
+        idle = idle.filter(pc.invert(pc.is_in(idle.column(tombstones.ORDER_VALUE), known)))
         files = sorted({file.path for file in (*current.files, *closed.files)})
         replaced = Entries(
             high=high[late[closed.query]],
@@ -161,7 +229,8 @@ class History:
             order=closed.orders,
         )
         old_rows = by_file(closed.file, closed.pos, closed.files)
-        return Versions(new, closed_rows, replaced, old_rows, deletes, Completed(0, files, letters), moves)
+        completed = Completed(0, files, letters)
+        return Versions(current_rows, gone, closed_rows, replaced, old_rows, idle, completed, moves)
 
     @staticmethod
     def _concerned(closed: ClosedRows, late: Ints, ids: Ints, orders: pa.BinaryArray) -> ClosedRows:
@@ -180,29 +249,46 @@ class History:
         np.maximum.at(before, of_key[is_before], of_version[is_before])
         return closed.take(np.flatnonzero(~is_before | (of_version == before[of_key])))
 
-    def write_closed(self, versions: Versions, data: PartitionedWriter, index: IndexTask) -> ClosedVersions:
-        """Write closed versions. The index gets them under hashes of their own."""
-        rows = as_table_types(versions.closed.select(self._table.arrow_schema.names), self._table.arrow_schema)
-        located = data.write(rows)
+    def write(self, versions: Versions, data: PartitionedWriter, files: DataFiles, index: IndexTask) -> IndexResult:
+        """Write the versions. The index gets closed ones under hashes of their own.
+
+        :param files: those of `data`.
+        """
+        schema, gone, idle = self._table.arrow_schema, versions.gone, versions.idle
+        current, closed = (
+            as_table_types(rows.select(schema.names), schema) for rows in (versions.current, versions.closed)
+        )
+        live, at = data.write(current), data.write(closed)
+        seconds = [tombstones.seconds_of(rows.column(tombstones.DELETED_AT)) for rows in (gone, idle)]
+        orders = [storage(rows.column(tombstones.ORDER_VALUE)) for rows in (gone, idle)]
         entries = Entries(
-            high=storage(versions.closed.column(HASH)).to_numpy().view(np.uint64),
-            low=low_hashes(self._table, index.slice, self._key, rows),
-            file=located.file.astype(np.uint32),
-            pos=located.pos.astype(np.uint32),
+            high=_hashes(versions.closed),
+            low=low_hashes(self._table, index.slice, self._key, closed),
+            file=at.file.astype(np.uint32),
+            pos=at.pos.astype(np.uint32),
             files=(),
-            order=self._order.of_rows(rows),
+            order=self._order.of_rows(closed),
         )
-        gone = versions.deletes
-        low = low_hash(key_columns(self._table, gone.select(self._key)), index.slice.base)
-        deletes = Entries(
-            high=storage(gone.column(HASH)).to_numpy().view(np.uint64),
-            low=of_deletes(low),
-            file=np.full(len(gone), DELETED_BEFORE),
-            pos=tombstones.seconds_of(storage(gone.column(tombstones.DELETED_AT))),
+        remembered = Entries(
+            high=_hashes(idle),
+            low=of_deletes(low_hash(key_columns(self._table, idle.select(self._key)), index.slice.base)),
+            file=np.full(len(idle), DELETED_BEFORE),
+            pos=seconds[1],
             files=(),
-            order=storage(gone.column(tombstones.ORDER_VALUE)),
+            order=orders[1],
         )
-        return ClosedVersions(Entries.joined([entries, deletes], ()), versions.replaced, versions.old_rows)
+        return resolve(
+            self._table,
+            index,
+            concat(gone.select(self._key), pa.table(key_columns(self._table, current.select(self._key)), self._key)),
+            np.concatenate([_hashes(gone), _hashes(versions.current)]),
+            np.concatenate([np.full(len(gone), NOWHERE), live.file]),
+            np.concatenate([np.zeros(len(gone), np.int64), live.pos]),
+            files,
+            pa.concat_arrays([orders[0], self._order.of_rows(current)]),
+            np.concatenate([seconds[0], np.zeros(len(current), np.uint32)]),
+            ClosedVersions(Entries.joined([entries, remembered], ()), versions.replaced, versions.old_rows),
+        )
 
     def _read(self, located: Located, keys: Ints) -> tuple[pa.Table, Ints]:
         """The rows that were located, and the number of the key of each.
@@ -211,12 +297,17 @@ class History:
         """
         schema = self._table.arrow_schema
         parts, of_key = [schema.empty_table()], [np.empty(0, np.int64)]
-        for here, rows in self._table.rows_in_files(located.files, located.file, located.pos, schema.names):
-            if isinstance(rows, UnreadableRowsError):
-                raise rows
+        for here, rows in self._rows_at(located, schema.names):
             parts.append(rows.select(schema.names))
             of_key.append(keys[located.query[here]])
         return pa.concat_tables(parts), np.concatenate(of_key)
+
+    def _rows_at(self, located: Located, columns: Sequence[str]) -> Iterator[tuple[Ints, pa.Table]]:
+        """The rows that were located, in parts of a row group: their numbers, and the rows."""
+        for here, rows in self._table.rows_in_files(located.files, located.file, located.pos, columns):
+            if isinstance(rows, UnreadableRowsError):
+                raise rows
+            yield here, rows
 
     def _events_of(self, versions: pa.Table, keys: Ints, late: Flags) -> "_Told":
         """What the table's versions tell of earlier changes: a version was set when it begins; it was set once more, to
@@ -406,8 +497,12 @@ class History:
         numbers = storage(events.column(_CHANGE)).to_numpy()
         return events.filter(pa.array(~lost)), numbers[lost]
 
-    def _read_off(self, events: pa.Table) -> tuple[pa.Table, pa.Table, pa.Table]:
-        """The changes and the closed versions of a sequence of events (`Versions`), and the deletes that close none."""
+    def _read_off(self, events: pa.Table, had_row: Flags) -> tuple[pa.Table, pa.Table, pa.Table, pa.Table]:
+        """The current rows and the closed versions of a sequence of events (`Versions`), and the events that are `gone`
+        and `idle`.
+
+        :param had_row: whether each key has a current row so far.
+        """
         names, schema = self._names, self._table.arrow_schema
         key, number = (storage(events.column(name)).to_numpy() for name in (_KEY, _CHANGE))
         sets, goes_on = sets_row(kinds_of(events)), _goes_on(key)
@@ -422,15 +517,14 @@ class History:
         versions = _with(versions, names.start, times.take(pa.array(first)))
         versions = _with(versions, names.end, times.take(pa.array(np.where(ends, last + 1, 0), mask=~ends)))
         versions = _with(versions, names.current, pa.array(~ends))
-        closed = versions.filter(pa.array(ends)).select([*schema.names, HASH])
+        versions = versions.select([*schema.names, HASH])
         # a delete that the table tells is in the index
-        deletes = events.filter(pa.array(~sets & ~goes_on & (number >= 0)))
-        left_out = (_KEY, _CHANGE, _ORDER, MOVED, UNAVAILABLE)
-        columns = [name for name in events.column_names if name not in left_out]
-        rows = versions.filter(pa.array(~ends))
-        changes = pa.concat_tables([rows.select(columns), deletes.select(columns)]).combine_chunks()
+        gone = ~sets & ~goes_on & ((number >= 0) | had_row[key])
         follows_row = np.concatenate([[False], (sets & goes_on)[:-1]])
-        return changes, closed, events.filter(pa.array(~sets & ~follows_row & (number != -2)))
+        idle = ~sets & ~follows_row & (number != -2)
+        flags = (pa.array(flags) for flags in (~ends, ends, gone, idle))
+        of = (versions, versions, events, events)
+        return tuple(rows.filter(chosen) for rows, chosen in zip(of, flags, strict=True))
 
 
 @dataclass(frozen=True)
@@ -449,6 +543,11 @@ class _Told:
     kinds: npt.NDArray[np.int64]
     orders: pa.BinaryArray
     tie: Ints
+
+
+def _hashes(rows: pa.Table) -> npt.NDArray[np.uint64]:
+    hashes: npt.NDArray[np.uint64] = storage(rows.column(HASH)).to_numpy().view(np.uint64)
+    return hashes
 
 
 def _joined(parts: Sequence[tuple[Ints, pa.Array, pa.Array]], number: int) -> pa.Array:

@@ -57,6 +57,14 @@ class IndexTask:
         """The same part of an index that knows no row."""
         return replace(self, slice=replace(self.slice, runs=(), merge=()))
 
+    def parts(self, most: int) -> "list[IndexTask]":
+        """The task in parts of about `most` entries each."""
+        ranges = self.slice.ranges(self.first, self.last, most)
+        return [
+            replace(self, first=first, last=last, run_name=f"{self.run_name}-{number}")
+            for number, (first, last) in enumerate(ranges)
+        ]
+
     def merged_runs(self) -> list[RunInfo]:
         """Do the task's share of merging runs."""
         return self.slice.write_merged(f"{self.run_name}-merged", self.first, self.last) if self.slice.merge else []
@@ -78,7 +86,8 @@ class IndexResult:
     :param probe_seconds: seconds that the look-up of the keys took.
     :param deleted_keys: the file with deleted keys that the task wrote, if it wrote one (`deltawriters.tombstones`):
         its name and the number of keys.
-    :param floor: the order value of the source's last TRUNCATE, if there was one, and the index has order values.
+    :param truncates: the order values of the source's TRUNCATEs, if the index has order values: of the last one, or in
+        a table with history of all.
     """
 
     runs: list[RunInfo]
@@ -91,7 +100,18 @@ class IndexResult:
     duplicates: int = 0
     probe_seconds: float = 0.0
     deleted_keys: tuple[str, int] | None = None
-    floor: bytes = UNKNOWN
+    truncates: tuple[bytes, ...] = ()
+
+    def and_more(self, other: "IndexResult") -> "IndexResult":
+        """Both parts of a task, but for `deleted_keys` and `truncates`."""
+        both = ((name, getattr(self, name), getattr(other, name)) for name in _ADDED)
+        return IndexResult(**{name: one + another for name, one, another in both})
+
+
+_ADDED = (
+    *("runs", "merged", "old_rows"),
+    *("inserted", "updated", "deleted", "absent", "duplicates", "probe_seconds"),
+)
 
 
 def key_columns(table: TableSpec, keys: pa.Table) -> list[pa.Array]:

@@ -338,8 +338,19 @@ class WholeChanges:
 
         :raises CardinalityError: a change has the order value of the TRUNCATE.
         """
-        rank = order_rank([storage(column) for column in concat(self.barrier, orders).columns])
-        ties = np.flatnonzero(rank[1:] == rank[0])
+        assert self.barrier is not None
+        rank = self.distinct_ranks(self.barrier, orders)
+        void: npt.NDArray[np.bool_] = rank[1:] < rank[0]
+        return void
+
+    def distinct_ranks(self, barriers: pa.Table, orders: pa.Table) -> Ints:
+        """Ranks of TRUNCATEs, and then of changes (`order_rank`).
+
+        :param barriers: the order columns of TRUNCATEs, and `orders` those of changes.
+        :raises CardinalityError: a change has the order value of a TRUNCATE.
+        """
+        rank = order_rank([storage(column) for column in concat(barriers, orders).columns])
+        ties = np.flatnonzero(np.isin(rank[len(barriers) :], rank[: len(barriers)]))
         if len(ties):
             tied = tuple(orders.slice(int(ties[0]), 1).to_pylist()[0].values())
             raise CardinalityError(
@@ -347,8 +358,7 @@ class WholeChanges:
                 f"{self._named(tied)}, so nothing says which of them came "
                 "before it. Add columns to order_by that make the order unique, or set truncate: reject"
             )
-        void: npt.NDArray[np.bool_] = rank[1:] < rank[0]
-        return void
+        return rank
 
     def _collapse(self, keys: pa.Table, orders: pa.Table, kinds: npt.NDArray[np.int8], changes: pa.Table) -> Collapsed:
         """Collapse, and settle ties by the rows' content hash so that every replay settles them the same way."""

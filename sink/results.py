@@ -20,7 +20,8 @@ class IndexPart:
     :param completed_from: paths of the data files that have the rows on which changes build.
     :param probe_seconds: that it took to look keys up.
     :param deleted: files of deleted keys (`deltawriters.tombstones`): name, and number of keys.
-    :param floor: see `IndexVersion`; empty if the source didn't empty its table.
+    :param truncates: the order values with which the source emptied its table, in hexadecimal digits. Empty in an index
+        without order values.
     :param depends_on_others: what was written for some keys is right only if others write no row of them before the
         commit.
     """
@@ -33,7 +34,7 @@ class IndexPart:
     completed_from: list[str]
     probe_seconds: float
     deleted: list[tuple[str, int]] = field(default_factory=list)
-    floor: str = ""
+    truncates: list[str] = field(default_factory=list)
     depends_on_others: bool = False
 
     @classmethod

@@ -104,8 +104,8 @@ class IndexSlice:
     (`plan_merge`). `drop_tombstones` is true if the oldest run is among the runs to merge: then a tombstone has nothing
     left to hide. `base` is the base of the low hashes.
 
-    `order` names the columns of the order values, if the index has these. A change below `floor` is late, whatever its
-    key: the source has emptied its table since. Tombstones of keys that were deleted before `horizon`, in seconds since
+    `order` names the columns of the order values, if the index has these. `truncates` has the order values with which
+    the source emptied its table, ascending. Tombstones of keys that were deleted before `horizon`, in seconds since
     1970, say nothing of the order. In a table with history, `current` names the column that is true in current rows,
     and the index has closed versions under hashes of their own (`of_versions`).
     """
@@ -119,12 +119,17 @@ class IndexSlice:
     base: int = BASE
     order: OrderColumns | None = None
     current: str | None = None
-    floor: bytes = UNKNOWN
+    truncates: tuple[bytes, ...] = ()
     horizon: int = _NEVER
 
     @cached_property
     def io(self) -> FileIO:
         return file_io(self.io_properties)
+
+    @property
+    def floor(self) -> bytes:
+        """A change below it is late, whatever its key."""
+        return self.truncates[-1] if self.truncates else UNKNOWN
 
     @property
     def columns_of_versions(self) -> tuple[str, ...]:
@@ -279,13 +284,23 @@ class IndexSlice:
             write_run(self.io, self.location, f"{name}-{number}", sequence, part) for number, part in enumerate(parts)
         ]
 
-    def live_rows(self) -> Iterator[tuple[Ints, Ints, Sequence[IndexedFile]]]:
-        """All rows that the index knows: parts of n rows, with their n file numbers, n positions, and the files.
+    def live_rows(self, first: int = 0, last: int = 2**64) -> Iterator[tuple[Hashes, Located]]:
+        """The rows that the index knows with first <= high < last: parts of n rows, with their n high hashes. Row i is
+        that of key number i.
 
         :raises CorruptIndexError: a run is damaged or missing.
         """
-        for part in self._merged(self.runs, 0, 2**64, RUN_ENTRIES, _NEVER):
-            yield (part.file & _NUMBER).astype(np.int64), part.pos.astype(np.int64), part.files
+        for part in self._merged(self.runs, first, last, RUN_ENTRIES, _NEVER):
+            file, pos = (part.file & _NUMBER).astype(np.int64), part.pos.astype(np.int64)
+            yield part.high, Located(np.arange(len(file)), file, pos, part.files)
+
+    def ranges(self, first: int, last: int, most: int) -> list[tuple[int, int]]:
+        """[first, last) in parts of about `most` entries each.
+
+        :raises CorruptIndexError: a run is damaged or missing.
+        """
+        runs = [open_run(self.io, self.location, run) for run in self.runs]
+        return list(pairwise(_edges(runs, first, last, most))) or [(first, last)]
 
     def _merged(
         self, infos: Iterable[RunInfo], first: int, last: int, max_entries: int, horizon: int

@@ -37,7 +37,8 @@ class IndexVersion:
     :param vectors: deletion vectors of the data files (v3).
     :param parquet_deletes: data file -> Parquet position delete files that apply to it, in a table that was v2 before.
         As soon as the file gets a vector, readers ignore them.
-    :param floor: the order value of the last TRUNCATE, in hexadecimal digits. What is below it is late.
+    :param truncates: the order values of TRUNCATEs, in hexadecimal digits, ascending. What is below the last one is
+        late. Only a table with history needs the others.
     :param deleted: this sink's files of deleted keys (`deltawriters.tombstones`): name, and number of keys.
     :param merged: names of those whose keys are in another one by now. They are for a table that is rolled back.
     :param others: names of other sinks' files of deleted keys that are in the runs.
@@ -49,7 +50,7 @@ class IndexVersion:
     dead: Mapping[str, int] = field(default_factory=dict)
     vectors: DeletionVectors = field(default_factory=DeletionVectors)
     parquet_deletes: Mapping[str, Sequence[str]] = field(default_factory=dict)
-    floor: str = ""
+    truncates: tuple[str, ...] = ()
     deleted: tuple[tuple[str, int], ...] = ()
     merged: tuple[str, ...] = ()
     others: tuple[str, ...] = ()
@@ -85,7 +86,7 @@ class IndexVersion:
             values = json.loads(body)
             values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])
             values["deleted"] = tuple((name, rows) for name, rows in values.get("deleted", ()))
-            values |= {name: tuple(values.get(name, ())) for name in ("merged", "others")}
+            values |= {name: tuple(values.get(name, ())) for name in ("truncates", "merged", "others")}
             values["vectors"] = DeletionVectors.from_json(values["vectors"], read)
             return cls(**values)
         except (ValueError, KeyError, TypeError) as error:

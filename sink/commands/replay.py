@@ -9,8 +9,8 @@ It
    reads partitions without letters too, from the time of the first letter, less a margin for clocks that differ.
 3. writes and commits these changes like a micro-batch in upsert mode: the last change of each key wins. If a key is in
    several partitions and there is no `order_by`, Kafka's timestamps decide. Changes before a TRUNCATE that the
-   configuration applies are left out. The position doesn't change. A letter that is a TRUNCATE itself stays: it would
-   empty the table of what came after it.
+   configuration applies are left out, unless the table has history. The position doesn't change. A letter that is a
+   TRUNCATE itself stays: it would empty the table of what came after it.
 4. removes the letters from the dead-letter table.
 
 Steps 3 and 4 are two commits. After a crash between them the letters are still there, and another replay makes the same
@@ -239,7 +239,10 @@ class _Replay:
         changes = self._sink.decoded(records, keep)
         bad, truncate = is_bad(changes), is_truncate()
         self._check_refused(changes.where(bad & ~truncate), force)
-        changes = self._since_truncate(changes.where(~bad), changes.where(truncate))
+        good = changes.where(~bad)
+        # what a TRUNCATE has closed is still in the history
+        has_history = self._section.history is not None
+        changes = good.localCheckpoint() if has_history else self._since_truncate(good, changes.where(truncate))
         if not self._section.order_by:
             changes = self._by_time(changes, records)
         count = changes.count()

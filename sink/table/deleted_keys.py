@@ -36,6 +36,10 @@ times."""
 _MOST_MERGED = 256
 """So many merged files are kept for a rollback, and the names are in each version."""
 
+_MOST_TRUNCATES = 100
+"""So many TRUNCATEs are known. Of a table with history, a change from before them is closed by the first that is known.
+"""
+
 STORED = "deleted"
 """What a commit stores of it, by this name, beside the name of the key index's version."""
 
@@ -71,15 +75,15 @@ class DeletedKeys:
         """The names of other sinks' files."""
         return {name for told in self._others for name, _ in told["files"]}
 
-    def floor(self, version: IndexVersion) -> bytes:
-        """The order value of the source's last TRUNCATE, whichever sink has applied it."""
-        others = [told["floor"] for told in self._others if told["order"] == self._spec]
-        return max(map(bytes.fromhex, (version.floor, *others)))
+    def truncates(self, version: IndexVersion) -> tuple[bytes, ...]:
+        """The order values of the source's TRUNCATEs, whichever sink has applied them, ascending."""
+        others = (told["truncates"] for told in self._others if told["order"] == self._spec)
+        return tuple(map(bytes.fromhex, sorted({*version.truncates}.union(*others))))
 
     def told(self, version: IndexVersion) -> Mapping[str, Any]:
         """What a commit stores of a version."""
         kept = {"files": version.deleted, "seconds": self._late.tombstone_seconds}
-        return {STORED: {"order": self._spec, "floor": version.floor, **kept}}
+        return {STORED: {"order": self._spec, "truncates": version.truncates, **kept}}
 
     def restored(self, version: IndexVersion, stored: Mapping[str, Any]) -> IndexVersion:
         """A version with what the table's position has of its last one.
@@ -89,8 +93,8 @@ class DeletedKeys:
         told = stored.get(STORED)
         if told is None:
             return version
-        floor = told["floor"] if told["order"] == self._spec else ""
-        return replace(version, floor=floor, deleted=tuple((name, rows) for name, rows in told["files"]))
+        truncates = tuple(told["truncates"]) if told["order"] == self._spec else ()
+        return replace(version, truncates=truncates, deleted=tuple((name, rows) for name, rows in told["files"]))
 
     def read(self, names: Iterable[str]) -> list[pa.Table]:
         """The rows of files that have one which still says something. Those of another key or order are left out."""
@@ -195,13 +199,19 @@ def _to_merge(files: Sequence[tuple[str, int]]) -> tuple[str, ...]:
     return tuple(taken) if len(taken) > 1 else ()
 
 
-def emptied(version: IndexVersion, floor: str) -> IndexVersion:
+def emptied(version: IndexVersion, truncates: Iterable[str]) -> IndexVersion:
     """The version after a TRUNCATE of the source. What other sinks have deleted is read again.
 
-    :param floor: its order value.
+    :param truncates: its order value.
     """
     merged = (*version.merged, *(name for name, _ in version.deleted))
-    return IndexVersion(version.encoding, version.sequence, floor=max(version.floor, floor), merged=merged)
+    known = with_truncates(version, truncates).truncates[-1:]
+    return IndexVersion(version.encoding, version.sequence, truncates=known, merged=merged)
+
+
+def with_truncates(version: IndexVersion, truncates: Iterable[str]) -> IndexVersion:
+    """The version with the order values of further TRUNCATEs."""
+    return replace(version, truncates=tuple(sorted({*version.truncates, *truncates}))[-_MOST_TRUNCATES:])
 
 
 def _names(version: IndexVersion) -> set[str]:

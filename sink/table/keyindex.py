@@ -52,7 +52,7 @@ from sink.plans import RewritePlan
 from sink.results import IndexPart
 from sink.routing import RANGES, KeyHash
 from sink.table.copy_on_write import Replacement
-from sink.table.deleted_keys import DeletedKeys, emptied
+from sink.table.deleted_keys import DeletedKeys, emptied, with_truncates
 from sink.table.engine import Engine, KeyReading
 from sink.table.table_plan import TablePlan
 from sink.targets.locations import check_location
@@ -242,7 +242,7 @@ class KeyIndex:
         )
         if self._deleted is None:
             return slice_
-        return replace(slice_, floor=self._deleted.floor(version), horizon=self._deleted.horizon)
+        return replace(slice_, truncates=self._deleted.truncates(version), horizon=self._deleted.horizon)
 
     @property
     def _empty_slice(self) -> IndexSlice:
@@ -295,14 +295,19 @@ class KeyIndex:
         if sum(run.entries for run in new) > _MOST_LOOKED_UP:
             return None
         own = tuple(run for result in results for run in result.runs)
+        others = replace(self.slice(), runs=new)
+        if others.current is not None:
+            if others.truncates != slice_.truncates or (new and any(result.truncates for result in results)):
+                return None  # there are other rows that a TRUNCATE closes
+            others = replace(others, truncates=())
         rows: list[OldRows] | None = []
         if new or self._late is not None:
-            rows = rows_written_meanwhile(replace(self._empty_slice, runs=own), replace(self.slice(), runs=new))
+            rows = rows_written_meanwhile(replace(self._empty_slice, runs=own), others)
         if rows is None:
             return None  # changes that weren't late are late now
         if refused.truncates:
             return refused.meanwhile
-        if rows and self._empty_slice.current is not None:
+        if rows and others.current is not None:
             return None  # the keys' rows aren't those from which their versions were made
         read = {path for result in results for path in result.completed_from}
         if read & (changes.removed | {file.path for file in changes.files}):
@@ -363,8 +368,8 @@ class KeyIndex:
         :param truncates: the commit removes all rows that the table has (`ChangeSet.truncates`).
         """
         version, base = self._synchronized(), self._base
-        if truncates:
-            version = emptied(version, max(result.floor for result in results))
+        told = {order for result in results for order in result.truncates}
+        version = emptied(version, told) if truncates else with_truncates(version, told)
         vectors: dict[str, Vector | None] = {}
         for result in results:
             vectors |= result.new_vectors
@@ -529,8 +534,8 @@ class KeyIndex:
         """
         version = self._synchronized()
         dead = {file.path: np.ones(count, np.bool_) for file, count in files.items()}
-        for numbers, positions, found in self.slice().live_rows():
-            for live_rows in by_file(numbers, positions, found):
+        for _, found in self.slice().live_rows():
+            for live_rows in by_file(found.file, found.pos, found.files):
                 if (rows := dead.get(live_rows.file.path)) is not None:
                     rows[live_rows.positions] = False
         for path, rows in dead.items():

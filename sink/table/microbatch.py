@@ -633,6 +633,10 @@ class TableSink:
             state = replace(state, streamed=None)
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
+    def _empties(self, written: Written) -> bool:
+        """Whether the commit removes all rows that the table has. With history, they were closed."""
+        return written.truncates > 0 and self.plan.changelog.history is None
+
     def _proposed(self, end: Position, written: Written) -> ChangeSet:
         """What is sent to be committed.
 
@@ -652,8 +656,8 @@ class TableSink:
             previous_operation=self._open.operation,
             written_for=self._open.layout,
             # a commit that removes all rows removes others' too
-            written_for_empty_table=begun.empty and not written.truncates,
-            truncates=written.truncates > 0,
+            written_for_empty_table=begun.empty and not self._empties(written),
+            truncates=self._empties(written),
             summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
             metrics=written.metrics if index is None else index.added_to(written.metrics),
@@ -691,7 +695,7 @@ class TableSink:
                 gone,
                 scratch,
                 meanwhile,
-                truncates=written.truncates > 0,
+                truncates=self._empties(written),
             )
         refused, self._prepared = self._prepared, scratch
         refused.keep(scratch.paths)  # a version of the same name was written over the refused one

@@ -654,8 +654,6 @@ def truncate_refused(section: TableSection, position: Position | None) -> str:
     if section.keeps_deleted:
         what = "source_deletes is ignore" if section.soft_delete is None else "with soft_delete a row stays"
         return f"TRUNCATE: {what}, and this would remove all of them; {by_hand}, if it should"
-    if section.history is not None:
-        return "TRUNCATE: the table has history, and closing all its rows isn't possible yet; delete them at the source"
     if section.truncate == "reject":
         return f"TRUNCATE: truncate is reject; {by_hand}, or set truncate: apply"
     if section.many_topics:

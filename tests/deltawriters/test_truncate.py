@@ -174,6 +174,6 @@ def test_a_row_that_a_truncate_removes_makes_no_change_late(tmp_path: Path) -> N
     assert result.index is not None
     assert (result.late, result.rows["+I"], result.index.inserted) == (0, 3, 2)
     floor = order.of_rows(pa.table({"amount": [58]}))[0].as_py()  # of a TRUNCATE that came before
-    result = wrote(tmp_path, [*changes, (None, 50, 0)], first.runs, order=order, floor=floor)
+    result = wrote(tmp_path, [*changes, (None, 50, 0)], first.runs, order=order, truncates=(floor,))
     assert result.index is not None
     assert (result.late, result.rows["+I"], result.index.inserted) == (2, 1, 1)

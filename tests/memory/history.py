@@ -20,14 +20,16 @@ Event = tuple[int, RowKind, Row]
 """The order value of a change, its kind, and the row."""
 
 
-def versions(events: Sequence[Event], tracked: Sequence[int]) -> list[Row]:
+def versions(events: Sequence[Event], tracked: Sequence[int], truncates: Collection[int] = ()) -> list[Row]:
     """The oracle: all versions of a key, after all its changes in whatever order they came.
 
     :param tracked: places in rows.
+    :param truncates: the order values of TRUNCATEs. Each is a delete of the key.
     :return: the rows with from, to, and whether there is no to.
     """
     found, current = list[Row](), None
-    for order, kind, row in sorted(events, key=lambda event: event[:2]):
+    removals = [(order, RowKind.DELETE, ()) for order in truncates]
+    for order, kind, row in sorted([*events, *removals], key=lambda event: event[:2]):
         is_set = kind in (RowKind.INSERT, RowKind.UPDATE_AFTER)
         if is_set and current is not None and all(current[0][n] == row[n] for n in tracked):
             current = (row, current[1])
@@ -43,12 +45,8 @@ _OF_OTHERS = 100
 
 
 def history_story(seed: int) -> Story:
-    """A story of late changes without TRUNCATEs, which tables with history refuse, and without rows that others write
-    for keys of the source.
-    """
-    story = late_story(seed)
-    operations = tuple(replace(o, verb="set") if o.verb == "truncate" else o for o in story.operations)
-    return replace(story, operations=operations, partitioned_by="is_current").without("append again")
+    """A story of late changes, without rows that others write for keys of the source."""
+    return replace(late_story(seed), partitioned_by="is_current").without("append again")
 
 
 class HistoryPlayer(LatePlayer):
@@ -57,15 +55,18 @@ class HistoryPlayer(LatePlayer):
     """
 
     schema = pa.schema([*SCHEMA, ("valid_from", pa.int64()), ("valid_to", pa.int64()), ("is_current", pa.bool_())])
+    truncates_in_turn = False
 
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
         self.events: dict[int | None, dict[Key, list[Event]]] = {None: {}}
         """All changes of each key that are applied, at each snapshot."""
+        self.truncates: dict[int | None, frozenset[int]] = {None: frozenset()}
+        """The order values of the TRUNCATEs."""
 
-    def configured(self, tracked: str = "region value") -> tuple[Config, ResolvedTable]:
+    def configured(self, tracked: str = "region value", late: str = "apply") -> tuple[Config, ResolvedTable]:
         story, merges = self.story, self.story.merges != "never"
-        return _config(story.key, "upsert", story.deletes, story.order, merges=merges, late="apply", tracked=tracked)
+        return _config(story.key, "upsert", story.deletes, story.order, merges=merges, late=late, tracked=tracked)
 
     def _batch(self, start: int, end: int) -> TableBatch:
         batch = super()._batch(start, end)
@@ -84,6 +85,7 @@ class HistoryPlayer(LatePlayer):
 
     def content(self, snapshot: Snapshot) -> Content:
         self.events.setdefault(snapshot.id, self.events[snapshot.parent])
+        self.truncates.setdefault(snapshot.id, self.truncates[snapshot.parent])
         return super().content(snapshot)
 
     def _applied(
@@ -91,11 +93,20 @@ class HistoryPlayer(LatePlayer):
     ) -> Content:
         snapshot = self._snapshot_at(end)
         events = {key: list(found) for key, found in self.events[snapshot.parent].items()}
+        known, new = self.truncates[snapshot.parent], set[int]()
         for message, order in zip(self.messages[start:end], self.orders[start:end], strict=True):
+            new |= {order} - known if message.truncates else set()
             for kind, row in message.changes:
                 events.setdefault(self.key_of(row), []).append((order, kind, row[:4]))
-        self.events[snapshot.id] = events
-        rows = Counter(row for row in content.elements() if row[0] >= _OF_OTHERS)
+        self.events[snapshot.id], self.truncates[snapshot.id] = events, known | new
+        rows = Counter(_closed(row, new) for row in content.elements() if row[0] >= _OF_OTHERS)
         for found in events.values():
-            rows.update(versions(found, (2, 3)))
+            rows.update(versions(found, (2, 3), known | new))
         return rows
+
+
+def _closed(row: Row, truncates: Collection[int]) -> Row:
+    """Another writer's row after TRUNCATEs."""
+    *values, start, end, _ = row
+    end = min((order for order in (*truncates, end) if order is not None and order >= start), default=None)
+    return (*values, start, end, end is None)

@@ -39,10 +39,12 @@ class LatePlayer(Player):
     """Plays a story of late changes."""
 
     fixed = ("late", "mode")
+    truncates_in_turn = True
+    """A TRUNCATE comes before all that follows it, and once."""
 
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
-        self.messages, self.orders = _delayed(story)
+        self.messages, self.orders = _delayed(story, truncates_in_turn=self.truncates_in_turn)
         self.marks = {}
         self.deleted: dict[int | None, dict[Key, int]] = {None: {}}
         """The order values of deleted keys, and of the last TRUNCATE (by the empty key), at each snapshot."""
@@ -156,10 +158,8 @@ class TwoSinks(LatePlayer):
         return found
 
 
-def _delayed(story: Story) -> tuple[list[Message], list[int]]:
-    """The source's messages as they come, with their order values. Some come late, some come again. A TRUNCATE comes
-    before all that follows it.
-    """
+def _delayed(story: Story, *, truncates_in_turn: bool) -> tuple[list[Message], list[int]]:
+    """The source's messages as they come, with their order values. Some come late, some come again."""
     random, live = Random(story.seed), dict[int, Row]()
     key_of = _key_of(story)
     said: list[tuple[float, int, Message]] = []
@@ -169,7 +169,7 @@ def _delayed(story: Story) -> tuple[list[Message], list[int]]:
         message = Message((), {})
         if operation.verb == "truncate":
             live.clear()
-            said.append((number, number, Message((), {}, truncates=True)))
+            message = Message((), {}, truncates=True)
         elif operation.verb == "delete":
             gone = live.pop(key, new)
             message = Message(((RowKind.DELETE, gone),), {key_of(gone): None})
@@ -181,9 +181,12 @@ def _delayed(story: Story) -> tuple[list[Message], list[int]]:
         elif operation.verb != "repeat":
             live[key] = new
             message = Message(((RowKind.UPDATE_AFTER, new),), {key_of(new): new})
-        elif said and not (last := random.choice(said))[2].truncates:
+        elif said and not ((last := random.choice(said))[2].truncates and truncates_in_turn):
             said.append((number, last[1], last[2]))
-        if message.changes:
-            said.append((number + random.choice((0, 0, 0, random.uniform(0, 12))), number, message))
+        if message.changes or message.truncates:
+            in_turn = message.truncates and truncates_in_turn
+            said.append(
+                (number if in_turn else number + random.choice((0, 0, 0, random.uniform(0, 12))), number, message)
+            )
     said.sort(key=lambda found: found[0])
     return [message for _, _, message in said], [order for _, order, _ in said]

@@ -45,7 +45,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
-from deltawriters import DeltaOptions, move
+from deltawriters import DeltaOptions, history, move
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
 from sink.deadletters import table as dead_letters
@@ -1004,6 +1004,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(task_plans, "DeltaOptions", options)
         patch.setattr(move, "_SORTED_BYTES", story.flush_bytes)
+        patch.setattr(history, "PART_ENTRIES", 2)
         patch.setattr(merge_levels, "EVERY", 2)
         if story.seed % 4 == 3:
             patch.setattr(keyindex, "_MOST_LOOKED_UP", 0)

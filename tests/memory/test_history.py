@@ -4,6 +4,7 @@ sink, its index, and the table.
 
 import re
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,10 +20,11 @@ from deltawriters.history import History
 from deltawriters.keyindex import ClosedRows, IndexSlice
 from deltawriters.order_values import OrderColumns
 from sink.table.deleted_keys import DeletedKeys
+from sink.table.keyindex import KeyIndex
 from tests.memory.history import HistoryPlayer, history_story
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.storage import Clock
-from tests.memory.stories import Message, Story
+from tests.memory.stories import Message, Operation, Process, Story
 
 
 @pytest.mark.timeout(60 + STORIES)
@@ -58,6 +60,38 @@ def _end_versions_at_the_next_one(patch: pytest.MonkeyPatch) -> None:
 nothing = History._deletes
 
 
+def _forget_truncates(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeletedKeys, "truncates", lambda self, version: ())
+
+
+def _know_only_the_last_truncate(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeletedKeys, "truncates", lambda self, version: all_truncates(self, version)[-1:])
+
+
+all_truncates = DeletedKeys.truncates
+
+
+def _truncate_only_keys_with_changes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(IndexSlice, "live_rows", lambda self, first, last: iter(()))
+
+
+def _leave_rows_that_come_before_the_commit(patch: pytest.MonkeyPatch) -> None:
+    def look_up_again(self: KeyIndex, slice_: Any, results: Any) -> Any:
+        return looked_up_again(self, slice_, [replace(result, truncates=[]) for result in results])
+
+    patch.setattr(KeyIndex, "look_up_again", look_up_again)
+
+
+looked_up_again = KeyIndex.look_up_again
+
+
+def _remove_no_row_that_a_truncate_closes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(History, "_read_off", lambda self, events, had_row: read_off(self, events, had_row & False))
+
+
+read_off = History._read_off
+
+
 @pytest.mark.parametrize(
     "mistake",
     [
@@ -65,11 +99,33 @@ nothing = History._deletes
         _index_closed_versions_as_current_rows,
         _concern_only_later_versions,
         _end_versions_at_the_next_one,
+        _forget_truncates,
+        _know_only_the_last_truncate,
+        _truncate_only_keys_with_changes,
     ],
 )
 def test_stories_of_history_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
     assert is_found(map(history_story, range(3000)), tmp_path / "story", HistoryPlayer)
+
+
+@pytest.mark.parametrize(
+    ("mistake", "verbs", "step"),
+    [
+        (_leave_rows_that_come_before_the_commit, ("set", "truncate"), "send a commit"),
+        (_remove_no_row_that_a_truncate_closes, ("truncate", "truncate"), "look at the table"),
+    ],
+)
+def test_a_truncate_closes_rows_of_others(
+    mistake: Any, verbs: Any, step: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also those that come just before the commit, and those that are older than an earlier TRUNCATE."""
+    process = Process((1,), (((step, 1), "append"),))
+    operations = tuple(Operation(verb, 1) for verb in verbs)
+    stories = [Story(operations, (Process((1,)), process), seed=seed) for seed in range(20)]
+    assert not is_found(stories, tmp_path / "story", HistoryPlayer)
+    mistake(monkeypatch)
+    assert is_found(stories, tmp_path / "story", HistoryPlayer)
 
 
 SPARKS = {  # micro-batches are between bars; each event is U or D, its order value, and the row's value
@@ -109,14 +165,30 @@ OURS = {  # V is a -U; after ! the index is lost
     "U50A | U70A | D60 | U65B": "A50-60 B65-70 A70-",
     "U10B | U18B | U14A | D17": "B10-14 A14-17 B18-",
     "D5 | U10A / U40B": "B40-",
+    "U10A | T20": "A10-20",
+    "U10A | T20 | U20B | T20": "A10-20 B20-",
+    "U10A | T20 T30 | U15B | U25C": "A10-15 B15-20 C25-30",
+    "T20 | T30 | U15B ! U10A": "A10-15 B15-20",
+    "T20 | U20A": "A20-",
+    "U10A U30B | T20": "A10-20 B30-",
+    "U10A U30A | T20": "A10-20 A30-",
+    "U10A D15 | T20 T12": "A10-12",
 }
-"""Several changes of the same time, -U, and late changes before one that left no version. After / another writer has
-deleted the rows."""
+"""Several changes of the same time, -U, late changes before one that left no version, and TRUNCATE (T), which may come
+late. After / another writer has deleted the rows."""
 
 
 @pytest.mark.parametrize("history", [*SPARKS, *OURS])
 def test_the_outcome_of_a_history(tmp_path: Path, history: str) -> None:
     assert _outcome(history, tmp_path) == (SPARKS | OURS)[history]
+
+
+@pytest.mark.parametrize(
+    ("history", "outcome"),
+    [("U10A T20 | U15B", "A10-20"), ("T20 | T30 ! U25A", ""), ("U10A U30B | T20 | U20C U40D", "A10-20 B30-40 D40-")],
+)
+def test_the_outcome_without_late_changes(tmp_path: Path, history: str, outcome: str) -> None:
+    assert _outcome(history, tmp_path, late="drop") == outcome
 
 
 def test_a_key_whose_tombstone_is_forgotten(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -144,9 +216,9 @@ def test_a_repeat_is_told_though_another_event_lies_between() -> None:
     assert history._without_repeats(events).column("_rowdelta_event_change").to_pylist() == [-1, -1, 1]
 
 
-def _outcome(history: str, folder: Path) -> str:
+def _outcome(history: str, folder: Path, late: str = "apply") -> str:
     player = HistoryPlayer(Story((), (), mode="upsert", late=True, partitioned_by="is_current"), folder)
-    player.config = player.configured(tracked="region")
+    player.config = player.configured(tracked="region", late=late)
     sink = player.opened(Clock())
     for mark, text in re.findall(r"([|!/]?)([^|!/]+)", history):
         if mark == "!":
@@ -157,10 +229,11 @@ def _outcome(history: str, folder: Path) -> str:
                 patch.setattr(player.random, "randrange", lambda *_: player.messages[-1].changes[0][1][3])
                 player._delete()
         for event in text.split():
-            kind = {"U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE, "V": RowKind.UPDATE_BEFORE}[event[0]]
-            order = int(event.strip("UDVABCZ"))
+            kind = {"U": RowKind.UPDATE_AFTER, "D": RowKind.DELETE, "V": RowKind.UPDATE_BEFORE}.get(event[0])
+            order = int(event.strip("UDVTABCZ"))
             row = (1, "b1", event[-1] if event[-1].isalpha() else None, order)
-            player.messages.append(Message(((kind, row),), {}))
+            changes = () if kind is None else ((kind, row),)
+            player.messages.append(Message(changes, {}, truncates=kind is None))
             player.orders.append(order)
         player._apply(sink, len(text.split()))
     rows = [row for file in player.store.live.values() for row in player._live_rows(file)]

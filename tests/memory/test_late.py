@@ -120,7 +120,7 @@ def _forget_deletes_when_runs_are_merged(patch: pytest.MonkeyPatch) -> None:
 
 
 def _forget_the_truncate(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(DeletedKeys, "floor", lambda self, version: b"")
+    patch.setattr(DeletedKeys, "truncates", lambda self, version: ())
 
 
 def _forget_the_order_of_moved_rows(patch: pytest.MonkeyPatch) -> None:

@@ -41,7 +41,7 @@ from pyspark import cloudpickle
 from pyspark.sql import SparkSession
 
 from deltawriters import DeltaOptions
-from deltawriters.keyindex import SUPERSEDES, TOMBSTONE, open_run
+from deltawriters.keyindex import DELETED_BEFORE, SUPERSEDES, TOMBSTONE, open_run
 from deltawriters.keyindex.versions import IndexVersion
 from sink import plans
 from sink.config import Config, PartitionField
@@ -496,7 +496,7 @@ def live_entries(version: IndexVersion, runs: Path) -> list[tuple[tuple[str, int
                 continue
             if file & SUPERSEDES:
                 superseded.add(hashes)
-            if file != TOMBSTONE:
+            if file not in (TOMBSTONE, DELETED_BEFORE):
                 path = run.files[file & ~int(SUPERSEDES)].path
                 if version.dead.get(path, -1) <= info.sequence:
                     found.append(((path, pos), hashes))

@@ -418,6 +418,20 @@ def test_replay_undoes_no_truncate_and_repeats_none(spark: SparkSession, tmp_pat
     assert content(job) == {10: ("e", "5.50")}
 
 
+def test_replay_opens_a_version_that_a_truncate_closes(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> None:
+    """At the same time as others, the TRUNCATE has its place between them."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers)
+    job.table = {"history": {}, "order_by": ["ts_ms bigint"]}
+    kafka.create_topic(job.topic(), 1)
+    changes = [change("c", 1, "a"), change("c", 2, "a", "1.50"), change("u", 1, "b"), change("c", 1, "c")]
+    said = [(key, value | {"ts_ms": time}) for time, (key, value) in zip((1, 2, 5, 5), changes, strict=True)]
+    job.produce([*said[:3], (None, {"op": "t", "before": None, "after": None, "ts_ms": 5}), said[3]])
+    job.run()
+    assert replayed(job).applied == 1
+    found = {(row["id"], row["customer"], row["valid_from"], row["valid_to"]) for row in job.rows()}
+    assert found == {(1, "a", 1, 5), (1, "b", 5, 5), (1, "c", 5, None), (2, "a", 2, 5)}
+
+
 def test_letters_without_a_value_are_replayed(job: KafkaJob) -> None:
     """A null equals nothing in a join, and then the letter would count as gone from the topic."""
     job.format_options = {"flattened": "true"}  # a delete, and its key is no JSON

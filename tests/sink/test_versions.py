@@ -15,7 +15,7 @@ from sink.commands.inspection import check
 from sink.commands.time_travel import When, show
 from sink.errors import ConfigError, TableError
 from tests.delta.harness import DeltaJob
-from tests.sink.harness import Job
+from tests.sink.harness import Job, tiny_thresholds
 from tests.sink.partial_story import FIRST, inserted, letters, toast_job, update, write
 from tests.sink.test_late import FORMATS
 from tests.sink.test_verify import verified
@@ -150,6 +150,42 @@ def test_a_table_that_others_change_and_whose_index_is_lost(
         (7, "late", 8, 9),
     }  # fmt: skip
     assert {row["more"] for row in job.rows() if row["valid_from"] < 6} == {None}
+
+
+@pytest.mark.parametrize(("kind", "properties", "deletes"), FORMATS[1::2])
+def test_a_truncate_closes_all_rows(
+    spark: SparkSession, tmp_path: Path, kind: type[Job], properties: Mapping[str, str], deletes: Any
+) -> None:
+    """Also those that late changes open before it."""
+    job = a_job(spark, tmp_path, kind, properties, deletes)
+    job.file_format, job.sections = "json", {"source": {"format": "debezium-json"}}
+    job.table = {**job.table, "order_by": ["source.lsn bigint"]}
+
+    def said(lsn: int, number: int | None = None, region: str | None = None) -> dict[str, Any]:
+        row = None if number is None else {"id": number, "region": region, "note": None}
+        return {"before": None, "after": row, "op": "t" if number is None else "c", "source": {"lsn": lsn}}
+
+    write(job, *(said(number, number, "eu") for number in range(1, 6)))
+    job.run()
+    with tiny_thresholds(1, 2, spark):
+        write(job, said(11, 1, "us"), said(20), said(21, 2, "us"), said(22, 6, "eu"), said(30), said(31, 1, "ap"))
+        job.run()
+    write(job, said(12, 7, "late"), said(25, 3, "late"), said(26, 6, "us"), said(6, 4, "us"))
+    job.run()
+    expected = {
+        (1, "eu", 1, 11), (1, "us", 11, 20), (1, "ap", 31, None), (2, "eu", 2, 20), (2, "us", 21, 30),
+        (3, "eu", 3, 20), (3, "late", 25, 30), (4, "eu", 4, 6), (4, "us", 6, 20), (5, "eu", 5, 20),
+        (6, "eu", 22, 26), (6, "us", 26, 30), (7, "late", 12, 20),
+    }  # fmt: skip
+    assert versions(job) == expected
+    job.check_index()
+    # a late one, which closes version 26 of key 6 earlier, without an index
+    shutil.rmtree(job.index_folder)
+    write(job, said(28), said(32, 8, "eu"))
+    job.run()
+    assert versions(job) == (expected - {(3, "late", 25, 30), (2, "us", 21, 30), (6, "us", 26, 30)}) | {
+        (3, "late", 25, 28), (2, "us", 21, 28), (6, "us", 26, 28), (8, "eu", 32, None),
+    }  # fmt: skip
 
 
 def test_updates_that_lack_values(spark: SparkSession, tmp_path: Path) -> None:

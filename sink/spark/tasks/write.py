@@ -233,7 +233,7 @@ def _index_part(plan: TaskPlan, index: IndexTask, result: WriteResult) -> tuple[
         completed_from=[*result.completed.files, *result.moves.files],
         probe_seconds=found.probe_seconds,
         deleted=[] if found.deleted_keys is None else [found.deleted_keys],
-        floor=found.floor.hex(),
+        truncates=[order.hex() for order in found.truncates],
         depends_on_others=result.completed.absent > 0 or plan.purges,
     )
     paths = [f"{index.slice.location}/{run.name}" for run in (*found.runs, *found.merged)]
