@@ -164,21 +164,42 @@ class ChangelogDecoder:
     observe_stated: Callable[[Stated], None] | None = None
 
     def __call__(self, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        decoder = _TaskDecoder(self.format, self.spec)
-        for batch in batches:
-            if batch.num_rows:
-                yield from map(self._amended, decoder.decode(batch))
-        if self.observe is not None and decoder.observed:
-            self.observe(dict(decoder.observed))
-        if self.observe_stated is not None and decoder.stated:
-            self.observe_stated(decoder.stated)
+        for (changes,) in decoded_together([self], batches):
+            yield from changes
 
-    def _amended(self, changes: pa.RecordBatch) -> pa.RecordBatch:
+    def amended(self, changes: pa.RecordBatch) -> pa.RecordBatch:
         """The changes, as far as the table wants them."""
         where, ignored = self.spec.where, self.spec.ignored_nulls
         if where is not None:
             changes = where.applied(changes)
         return ignore_nulls(changes, ignored, where.metadata if where else ()) if ignored else changes
+
+
+def decoded_together(
+    decoders: Sequence[ChangelogDecoder], batches: Iterable[pa.RecordBatch]
+) -> Iterator[list[list[pa.RecordBatch]]]:
+    """Decode the same raw records for several tables. For each batch, each decoder's changelog rows. Tables whose
+    messages a format reads alike (`ChangelogSpec.of_messages`) have one format, which reads them once.
+    """
+    readers, tasks = dict[str, _Reader](), list[_TaskDecoder]()
+    for decoder in decoders:
+        spec = decoder.spec.of_messages
+        if repr(spec) not in readers:
+            readers[repr(spec)] = _Reader(decoder.format, spec)
+        tasks.append(_TaskDecoder(decoder.format, decoder.spec, readers[repr(spec)]))
+    for batch in batches:
+        if batch.num_rows:
+            made = [
+                list(map(decoder.amended, task.decode(batch))) for decoder, task in zip(decoders, tasks, strict=True)
+            ]
+            for reader in readers.values():
+                reader.forget()
+            yield made
+    for decoder, task in zip(decoders, tasks, strict=True):
+        if decoder.observe is not None and task.observed:
+            decoder.observe(dict(task.observed))
+        if decoder.observe_stated is not None and task.stated:
+            decoder.observe_stated(task.stated)
 
 
 _DECODER_FAILED = "the decoder failed: "
@@ -200,11 +221,39 @@ class _Bad:
             self.errors.setdefault(row, (error_class, reasons if isinstance(reasons, str) else reasons[i]))
 
 
+class _Reader:
+    """Reads messages by a format. Tables that have it in common decode one batch after the other, each of which is read
+    once.
+
+    :param spec: what the format may look at (`ChangelogSpec.of_messages`).
+    """
+
+    def __init__(self, name: str, spec: ChangelogSpec) -> None:
+        self._make = functools.partial(formats.find(name), spec)
+        self.format = self._make()
+        self._has_failed = False
+        self._read: tuple[pa.RecordBatch, list[Found]] | None = None
+
+    def read(self, records: pa.RecordBatch) -> list[Found]:
+        """See `Format.changes`."""
+        if self._read is None or self._read[0] is not records:
+            if self._has_failed:  # it may have learned only half of something
+                self.format = self._make()
+            self._has_failed = True
+            self._read = records, list(self.format.changes(records))
+            self._has_failed = False
+        return self._read[1]
+
+    def forget(self) -> None:
+        """Free the memory."""
+        self._read = None
+
+
 class _TaskDecoder:
-    def __init__(self, format_name: str, spec: ChangelogSpec) -> None:
+    def __init__(self, format_name: str, spec: ChangelogSpec, reader: _Reader) -> None:
         self._spec = spec
         self._format_name = format_name
-        self._format = formats.find(format_name)(spec.of_messages)
+        self._reader = reader
         self._schema = _read_schema(spec)
         self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
@@ -231,8 +280,8 @@ class _TaskDecoder:
                 if not self._spec.show_values:
                     raise failure from None  # the log would have the cause, with its message
                 raise failure from error
-            # The old object may have learned only half of something, so make a new one.
-            self._format = formats.find(self._format_name)(self._spec.of_messages)
+            # the format may have learned only half of something
+            self._reader = _Reader(self._format_name, self._spec.of_messages)
             if raw.num_rows == 1:
                 bad = _Bad()
                 reason = f"{_DECODER_FAILED}{told(error, visible=self._spec.show_values)}"
@@ -248,7 +297,7 @@ class _TaskDecoder:
     def _is_of_the_code(self, error: Exception) -> bool:
         """Whether the cause of an exception is the format's code, not the content of a record."""
         if isinstance(error, AttributeError):
-            return isinstance(error.obj, ModuleType | type) or error.obj is self._format
+            return isinstance(error.obj, ModuleType | type) or error.obj is self._reader.format
         return isinstance(error, _OF_THE_CODE) and not isinstance(error, pa.ArrowException)
 
     def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
@@ -258,7 +307,7 @@ class _TaskDecoder:
         has_images = False
         keys: list[MessageKey] = []
         keyless: list[Rejected] = []
-        parsed = list(self._format.changes(raw))
+        parsed = self._reader.read(raw)
         self._state_tables(raw, parsed)
         if self._spec.source_tables and (others := strangers(parsed, self._spec.source_tables)):
             return self._decoded_without(raw, parsed, others)
@@ -269,7 +318,8 @@ class _TaskDecoder:
                 parts.append((found.record.to_numpy(), self._truncate_columns(raw, found, bad)))
                 places.append(np.zeros(len(found.record), np.int64))
             elif isinstance(found, Rejected):
-                bad.add(found.record, found.error_class, _reasons(found))
+                refused = self._spec.truncate_refused if isinstance(found, Truncates) else _reasons(found)
+                bad.add(found.record, found.error_class, refused)
             elif isinstance(found, MessageKey):
                 keys.append(found)
             elif isinstance(found, Changes) and len(found.record):
@@ -339,7 +389,7 @@ class _TaskDecoder:
         rest = np.setdiff1d(np.arange(raw.num_rows), with_tombstones(raw, strange))
         if not self._spec.is_mixed:  # nobody knew until now
             self._spec = replace(self._spec, is_mixed=True)
-            self._format = formats.find(self._format_name)(self._spec.of_messages)
+            self._reader = _Reader(self._format_name, self._spec.of_messages)
         tables = [self._decoded(raw.take(pa.array(rest)))] if len(rest) else []
         if bad.errors and not self._spec.ignores_other_tables:
             tables.append(self._bad_rows(raw, bad))

@@ -3,7 +3,7 @@
 import json
 import re
 from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 import pyarrow as pa
@@ -145,10 +145,25 @@ class ChangelogSpec:
 
     @property
     def of_messages(self) -> "ChangelogSpec":
-        """What a format reads of it: no columns that the record has (`ColumnSpec.of_record`)."""
-        columns = tuple(column for column in self.columns if not column.of_record)
+        """All that a format may look at. It has no columns that the record has (`ColumnSpec.of_record`). Tables that
+        have this in common have the same `Changes`.
+        """
+        columns = [column for column in self.columns if not column.of_record]
         others = {column.name for column in self.columns if column.of_record}
-        return replace(self, columns=columns, key=tuple(name for name in self.key if name not in others))
+        return ChangelogSpec(
+            tuple(ColumnSpec(c.name, c.type, is_uuid=c.is_uuid, source=c.source) for c in columns),
+            tuple(name for name in self.key if name not in others),
+            tuple(sorted(self.kept_by_removals.difference(self.key))),
+            self.order_by,
+            trust_before=self.trust_before,
+            inserts_only=self.inserts_only,
+            options=self.options,
+            schema_changes=self.schema_changes,
+            metadata=tuple(sorted(self.read_metadata)),
+            keeps_unavailable=self.keeps_unavailable,
+            is_mixed=self.is_mixed,
+            show_values=self.show_values,
+        )
 
     @property
     def tells_partial(self) -> bool:

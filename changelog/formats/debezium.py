@@ -243,7 +243,7 @@ def changes(
     truncates = _is(op, "t")
     if pc.any(truncates).as_py():
         order = [Wire(wire.values.filter(truncates), wire.type) for wire in events.order]
-        yield truncated(spec, events.record.filter(truncates), order)
+        yield truncated(events.record.filter(truncates), order)
     yield from _unknown_operations(spec, events, pc.or_(sets, deletes))
     cells = pc.and_(pc.or_(sets, deletes), _has_cells(spec, events))
     if pc.any(cells).as_py():

@@ -227,7 +227,7 @@ class ImageReader:
         """The messages that empty the table: those where `mask` is true."""
         if pc.any(mask).as_py():
             order = [Wire(values.filter(mask)) for values in self.order(messages)]
-            yield truncated(self._spec, record.filter(mask), order)
+            yield truncated(record.filter(mask), order)
 
     def changes(self, rows: Rows, lacks: "Lacks | None" = None) -> Iterator[Changes | Rejected]:
         """The changes that `rows` make to the table.
@@ -395,10 +395,9 @@ class ImageFormat(Format):
         raise NotImplementedError
 
 
-def truncated(spec: ChangelogSpec, record: pa.Array, order: Sequence[Wire]) -> Truncates:
+def truncated(record: pa.Array, order: Sequence[Wire]) -> Truncates:
     """:param record: row numbers of the records that empty the table."""
-    reason = spec.truncate_refused or "the source emptied its table"
-    return Truncates(record, BadRecord.UNSUPPORTED_EVENT, reason, order)
+    return Truncates(record, BadRecord.UNSUPPORTED_EVENT, "the source emptied its table", order)
 
 
 def each(

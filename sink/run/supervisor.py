@@ -12,7 +12,7 @@ import os
 import time
 from collections.abc import Callable, Iterable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
-from contextlib import ExitStack
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, field
 from threading import BoundedSemaphore, Lock, Thread
 from typing import TYPE_CHECKING, Any
@@ -32,7 +32,6 @@ from sink.errors import (
 )
 from sink.plans import Share
 from sink.redaction import masked
-from sink.results import ShareResult
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
@@ -45,7 +44,7 @@ from sink.table.microbatch import TableSink
 from sink.table.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
 from sink.table.patterns import ResolvedTable
 from sink.table.plan import open_table
-from sink.table.written import Begun, Written
+from sink.table.written import Begun, Written, sum_up
 from sink.targets.retries import doubled
 
 if TYPE_CHECKING:
@@ -328,9 +327,6 @@ class Supervisor:
             members = [member for member in touched if member.works]
             if len(members) == 1:
                 self._attempt(functools.partial(self._apply_alone, stream, batch_id, frame), members[0])
-            elif len({member.resolved.section.topics for member in members}) == 1:
-                with read_once(frame):
-                    self._apply_together(stream, batch_id, frame, members)
             else:
                 self._apply_together(stream, batch_id, frame, members)
 
@@ -351,13 +347,21 @@ class Supervisor:
                 if shared is not None:
                     begun[member.id], shares[member.id] = shared[0], (batch, shared[1])
 
+        def begin_with_others(member: Member) -> None:
+            found = _sink(member).begin(batches[member.id])
+            if found is not None:
+                begun[member.id] = found
+
+        def write_companions(group: Sequence[str]) -> None:
+            some = {name: begun[name] for name in group if name in sinks}
+            if len(some) > 1 and not self._is_ending():
+                results.update(self._joint.write_companions(sinks, batches[group[0]], some))
+
         def apply(member: Member) -> None:
             sink, batch = _sink(member), batches[member.id]
             written = results.pop(member.id, None)
             applied = (
-                sink.apply_batch(batch_id, batch)
-                if written is None
-                else sink.apply_share(batch_id, batch, begun[member.id], written)
+                sink.apply_batch(batch_id, batch) if written is None else sink.apply_written(batch_id, batch, written)
             )
             self._note_commit(member, batch, applied)
 
@@ -365,16 +369,26 @@ class Supervisor:
             return [submit(self._attempt, apply, member) for member in some]
 
         submit = self._submitter(self._pool)
-        results: dict[str, ShareResult] = {}
+        results: dict[str, Written] = {}
         _finish(submit(self._attempt, begin, member) for member in members)
         members = [member for member in members if member.id in batches and member.works]
-        sinks = {member.id: _sink(member) for member in members if member.id in shares}
+        large = [member.id for member in members if member.id not in shares and _sink(member).may_have_companions]
+        groups = self._joint.companions({name: batches[name] for name in large})
+        _finish(submit(self._attempt, begin_with_others, self.members[name]) for group in groups for name in group)
+        members = [member for member in members if member.works]
+        sinks = {member.id: _sink(member) for member in members if member.id in begun}
+        alone = [member for member in members if member.id not in sinks]
+        topics = {member.resolved.section.topics for member in members}
         try:
-            # the tables with jobs of their own don't wait for the joint job
-            futures = work(member for member in members if member.id not in sinks)
-            if len(sinks) > 1 and not self._is_ending():
-                results |= self._joint.write(frame.sparkSession, sinks, {name: shares[name] for name in sinks})
-            _finish(futures + work(member for member in members if member.id in sinks))
+            with read_once(frame) if len(topics) == 1 and len(alone) + len(groups) > 1 else nullcontext():
+                # the tables with jobs of their own don't wait for the joint jobs
+                futures, writing = work(alone), [submit(write_companions, group) for group in groups]
+                small = {name: share for name, share in shares.items() if name in sinks}
+                if len(small) > 1 and not self._is_ending():
+                    for name, found in self._joint.write(frame.sparkSession, sinks, small).items():
+                        results[name] = sum_up(begun[name], 1, [found.written], found.observed, found.stated)
+                _finish(writing)
+                _finish(futures + work(member for member in members if member.id in sinks))
         finally:
             for name in results:  # results are left over only if the job is ending
                 sinks[name].discard()

@@ -41,7 +41,7 @@ _BYTES = 16 * 1024 * 1024
 
 
 def packed(
-    changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool, part_rows: int = PART_ROWS
+    changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool, part_rows: int = PART_ROWS, first: int = 0
 ) -> Iterator[pa.RecordBatch]:
     """Deal changes out to tasks.
 
@@ -49,6 +49,7 @@ def packed(
     :param tasks: number of receiving tasks.
     :param keep_hash: whether the receivers get `_rowdelta_hash` too.
     :param part_rows: about so many rows are gathered for each task before they are packed.
+    :param first: number of the first receiving task.
     :return: batches of `PACKED_SCHEMA`.
     """
     for batch in _gathered(changes, tasks * part_rows):
@@ -56,7 +57,7 @@ def packed(
         order = np.argsort(owners.astype(np.uint16), kind="stable")  # by radix sort
         rows = (batch if keep_hash else batch.drop_columns([HASH])).take(pa.array(order))
         ends = np.cumsum(np.bincount(owners, minlength=tasks))
-        yield from _parts(rows, np.concatenate([[0], ends]).tolist())
+        yield from _parts(rows, np.concatenate([[0], ends]).tolist(), first)
 
 
 def owned(changes: Iterable[pa.RecordBatch], number: int, tasks: int, keep_hash: bool) -> Iterator[pa.RecordBatch]:
@@ -183,14 +184,16 @@ def _one(batches: list[pa.RecordBatch]) -> pa.RecordBatch:
     return batches[0] if len(batches) == 1 else pa.concat_batches(batches)
 
 
-def _parts(rows: pa.RecordBatch, borders: list[int]) -> Iterator[pa.RecordBatch]:
-    """:param borders: where each task's rows begin, and where the last task's rows end."""
+def _parts(rows: pa.RecordBatch, borders: list[int], first: int) -> Iterator[pa.RecordBatch]:
+    """:param borders: where each task's rows begin, and where the last task's rows end.
+    :param first: number of the first task.
+    """
     most = max(1, rows.num_rows * _BYTES // max(rows.nbytes, 1))
-    for task, (start, end) in enumerate(pairwise(borders)):
-        for first in range(start, end, most):
+    for task, (start, end) in enumerate(pairwise(borders), first):
+        for begin in range(start, end, most):
             sink = pa.BufferOutputStream()
             with pa.ipc.new_stream(sink, rows.schema) as writer:
-                writer.write_batch(rows.slice(first, min(most, end - first)))
+                writer.write_batch(rows.slice(begin, min(most, end - begin)))
             yield _packed_row(task, sink.getvalue())
 
 

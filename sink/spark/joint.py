@@ -1,5 +1,5 @@
-"""Joint Spark jobs for all tables that have few records in a micro-batch. Planning a job for each table would take
-longer than running it.
+"""Joint Spark jobs: for all tables that have few records in a micro-batch, since planning a job for each table would
+take longer than running it; and for tables that take the same records, since these are then read and decoded once.
 """
 
 import functools
@@ -23,6 +23,7 @@ from sink.spark.tasks.shares import GROUP, PackedShares, run_shares
 from sink.spark.tasks.worker import RESULT_SCHEMA
 from sink.table.microbatch import TableSink
 from sink.table.task_plans import SMALL_BATCH
+from sink.table.written import Begun, Written
 
 log = logging.getLogger("rowdelta")
 
@@ -32,6 +33,8 @@ driver's temporary folder (`spark.broadcast.UDFCompressionThreshold`)."""
 MOST_PARTITIONS = 400
 """Topic-partitions that a job may read. Its few tasks hold a Kafka consumer for each until they end, whatever
 `spark.kafka.consumer.cache.capacity` says."""
+MOST_COMPANIONS = 8
+"""Tables with the same records that a job writes. Each task has a buffer for each."""
 PAUSE = 60.0
 """After a joint job failed, no other is tried for this many seconds."""
 
@@ -64,6 +67,30 @@ class JointWriter:
                 done |= self._write(sinks, part, packed, groups, tasks)
         return done
 
+    def companions(self, batches: Mapping[str, TableBatch]) -> list[list[str]]:
+        """Groups of tables that take the same records, each for `write_companions`."""
+        groups, most = dict[str, list[str]](), MOST_COMPANIONS
+        for table, batch in batches.items():
+            if batch.share is not None and time.monotonic() >= self._paused_until:
+                groups.setdefault(repr(batch.share.ranges), []).append(table)
+        parts = (group[first : first + most] for group in groups.values() for first in range(0, len(group), most))
+        return [part for part in parts if len(part) > 1]
+
+    def write_companions(
+        self, sinks: Mapping[str, TableSink], batch: TableBatch, begun: Mapping[str, Begun]
+    ) -> dict[str, Written]:
+        """Write tables that take the same records, however many records these are. See `write` for the rest.
+
+        :param batch: that of any of the tables.
+        :param begun: by table, see `TableSink.begin`.
+        """
+        first, *others = (sinks[table] for table in begun)
+        try:
+            return dict(zip(begun, first.write_with(others, batch, list(begun.values())), strict=True))
+        except Exception as error:  # noqa: BLE001 - see `_write`
+            self._pause(len(begun), error)
+            return {}
+
     def _write(
         self,
         sinks: Mapping[str, TableSink],
@@ -93,7 +120,7 @@ class JointWriter:
             results = [json.loads(row.result) for row in written.collect()]
         except Exception as error:  # noqa: BLE001 - if one of the tables is the cause, its own job will show that
             failure = error
-            self._paused_until = time.monotonic() + PAUSE
+            self._pause(len(batches), error)
         by_table: dict[str, list[str]] = {}
         for table, path in self._paths.value:
             by_table.setdefault(table, []).append(path)
@@ -102,17 +129,19 @@ class JointWriter:
             if failure is not None:
                 # if one task fails, the files of the other tasks are deleted too
                 sinks[table].discard()
-        if failure is not None:
-            log.warning(
-                "%s could not be written in one job; for a minute each gets its own: %s",
-                amount(len(batches), "table"),
-                str(failure).strip().split("\n", 1)[0][:300],
-            )
         for result in results:
             if "failed" in result:
                 name = sinks[result["table"]].table.name
                 log.warning("%s: to be written by itself: %s", name, result["failed"])
         return {result["table"]: ShareResult.from_json(result) for result in results if "failed" not in result}
+
+    def _pause(self, tables: int, error: Exception) -> None:
+        self._paused_until = time.monotonic() + PAUSE
+        log.warning(
+            "%s could not be written in one job; for a minute each gets its own: %s",
+            amount(tables, "table"),
+            str(error).strip().split("\n", 1)[0][:300],
+        )
 
 
 @contextmanager

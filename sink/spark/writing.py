@@ -3,9 +3,11 @@
 import functools
 import json
 import logging
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Self
 
+import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
@@ -36,7 +38,7 @@ from sink.spark.exchange import (
 from sink.spark.failures import failure_of
 from sink.spark.job_errors import JOB_ERRORS, job_error
 from sink.spark.tasks import decode, write
-from sink.spark.tasks.worker import RESULT_SCHEMA
+from sink.spark.tasks.worker import RESULT_SCHEMA, this_task
 from sink.spark.tasks.write import Combine
 from sink.table.engine import Decoded
 from sink.table.table_plan import TablePlan
@@ -102,24 +104,36 @@ class SparkWriter:
 
     def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
         frame = batch.records() if batch.changes is None else batch.changes
-        spark = frame.sparkSession
-        # The session belongs to the stream, so these settings change nothing else. Re-planning at run time costs more
-        # than it can gain on one shuffle.
-        spark.conf.set("spark.sql.adaptive.enabled", "false")
-        # without this, a failed cast in a computed column would give null
-        spark.conf.set("spark.sql.ansi.enabled", "true")
-        # without this, text that Spark has decoded could have other Arrow types
-        spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
-        tasks = self._tasks(batch, spark)
-        self._observed.value, self._left_out.value, self._paths.value = {}, {}, []
-        self._stated_keys.value, self._read.value = FirstPlaces.NONE, []
+        tasks = _tasks(batch, _set_up(frame))
         steps = self._steps(begun, tasks)
         if batch.files and self._decoder.reader is not None and not may_repeat:
-            results = self._collected(lambda: self._writing_files(batch, steps, tasks))
+            results = _collected([self], lambda: self._writing_files(batch, steps, tasks))
             if self._appends or is_read_by_each(batch, tasks):
                 self._check_all_read(batch, results)
         else:
-            results = self._collected(lambda: self._writing(batch, frame, steps, tasks, may_repeat=may_repeat))
+            results = _collected([self], lambda: self._writing(batch, frame, steps, tasks, may_repeat=may_repeat))
+        return self._summed_up(begun, tasks, results)
+
+    def write_with(self, others: Sequence[Self], batch: TableBatch, begun: Sequence[Begun]) -> list[Written]:
+        writers, frame = [self, *others], batch.records()
+        tasks = _tasks(batch, _set_up(frame))
+        parts = [
+            writer._steps(each, tasks, number * tasks, BUFFER_BYTES // len(writers))
+            for number, (writer, each) in enumerate(zip(writers, begun, strict=True))
+        ]
+        decoders = [writer._decoder.decoder for writer in writers]
+        route = functools.partial(decode.decode_together, decoders, [route for _, route, _ in parts])
+        runs = [run for _, _, run in parts]
+
+        def run(changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+            return runs[this_task().partition // tasks](changes)
+
+        made = in_arrow(frame, route, PACKED_SCHEMA)
+        results = _collected(writers, lambda: exchanged(made, tasks * len(writers), run))
+        of_each = [results[number * tasks : (number + 1) * tasks] for number in range(len(writers))]
+        return [w._summed_up(each, tasks, found) for w, each, found in zip(writers, begun, of_each, strict=True)]
+
+    def _summed_up(self, begun: Begun, tasks: int, results: Sequence[TaskResult]) -> Written:
         written = sum_up(begun, tasks, results, dict(self._observed.value), dict(self._stated_keys.value))
         counts = {kind: count + self._left_out.value.get(kind, 0) for kind, count in written.rows.items()}
         return replace(written, rows=counts)
@@ -151,19 +165,6 @@ class SparkWriter:
             f"rows were listed, and {found:,} read. Nothing was applied; run again. Write files elsewhere, move them "
             "into the directory, and leave them as they are."
         )
-
-    def _collected(self, job: Callable[[], Results]) -> list[TaskResult]:
-        """Results of the job's tasks. If the job fails, the files of its finished tasks are deleted."""
-        try:
-            return [TaskResult.from_json(json.loads(row[0])) for row in job().collect()]
-        except JOB_ERRORS as error:
-            self._delete_written()
-            failure = failure_of(error)
-            if failure is not None and failure.kind == "corrupt index":
-                raise IndexLostError(failure.message) from error
-            raise job_error(self._plan.section.target, error) from error
-        finally:
-            self._scratch.paths = list(self._paths.value)
 
     def _delete_written(self) -> None:
         self._scratch.discard(self._paths.value)
@@ -208,30 +209,32 @@ class SparkWriter:
             made = in_arrow(changes, then, schema)
         return exchanged(made, tasks, run) if shuffles else made
 
-    def _steps(self, begun: Begun, tasks: int) -> tuple[Step, Step, Step]:
+    def _steps(
+        self, begun: Begun, tasks: int, first: int = 0, buffer_bytes: int = BUFFER_BYTES
+    ) -> tuple[Step, Step, Step]:
         """Three steps of tasks. The first one writes a task's own changes (in mode append, all changes that it has).
         The second one deals changes out to tasks. The third one writes the changes that were dealt to a task.
+
+        :param first: number of the first task that changes are dealt to.
+        :param buffer_bytes: see `Combine`.
         """
+        self._observed.value, self._left_out.value, self._paths.value = {}, {}, []
+        self._stated_keys.value, self._read.value = FirstPlaces.NONE, []
         plan = self._task_plans.plan(begun, tasks)
-        run = functools.partial(write.run, plan, self._paths)
+        run = functools.partial(write.run, plan, self._paths, first=first)
         how = self._task_plans.hash(begun, tasks), tasks, plan.index is not None
         own = functools.partial(write.own, *how)
         write_own = run if self._appends else lambda changes: run(own(changes))
-        return write_own, functools.partial(write.route, self._combine(), *how, PART_ROWS), run
+        route = functools.partial(write.route, self._combine(buffer_bytes), *how, PART_ROWS, first=first)
+        return write_own, route, run
 
-    def _tasks(self, batch: TableBatch, spark: SparkSession) -> int:
-        """How many tasks write the micro-batch."""
-        if is_small(batch.estimated_rows):
-            return 1
-        return min(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), RANGES)
-
-    def _combine(self) -> Combine | None:
+    def _combine(self, buffer_bytes: int) -> Combine | None:
         """How changes of the same key are combined. None where the others matter
         too: in mode changelog and for tables with history."""
         if self._plan.section.mode != "upsert" or self._plan.section.history is not None:
             return None
         columns, section = tuple(column.name for column in self._plan.columns), self._plan.section
-        return Combine(tuple(section.key), columns, self._left_out, BUFFER_BYTES, section.keeps_deleted)
+        return Combine(tuple(section.key), columns, self._left_out, buffer_bytes, section.keeps_deleted)
 
     def _without_kept(self, changes: DataFrame) -> DataFrame:
         """Leave out bad records that the dead-letter table already has. Partial rows stay: the table may be able to
@@ -253,6 +256,41 @@ class SparkWriter:
             return left
         partial = kept.where(F.col(UNAVAILABLE).isNotNull())
         return left.unionByName(partial.withColumn(BAD, F.col(BAD).withField("error_class", F.lit(KEPT))))
+
+
+def _set_up(frame: DataFrame) -> SparkSession:
+    """The frame's session. It belongs to the stream, so what is set here changes nothing else."""
+    spark = frame.sparkSession
+    # re-planning at run time costs more than it can gain on one shuffle
+    spark.conf.set("spark.sql.adaptive.enabled", "false")
+    # without this, a failed cast in a computed column would give null
+    spark.conf.set("spark.sql.ansi.enabled", "true")
+    # without this, text that Spark has decoded could have other Arrow types
+    spark.conf.set("spark.sql.execution.arrow.useLargeVarTypes", "false")
+    return spark
+
+
+def _tasks(batch: TableBatch, spark: SparkSession) -> int:
+    """How many tasks write the micro-batch of a table."""
+    if is_small(batch.estimated_rows):
+        return 1
+    return min(int(spark.conf.get("spark.sql.shuffle.partitions") or 1), RANGES)
+
+
+def _collected(writers: Sequence[SparkWriter], job: Callable[[], Results]) -> list[TaskResult]:
+    """Results of the job's tasks. If the job fails, the files of its finished tasks are deleted."""
+    try:
+        return [TaskResult.from_json(json.loads(row[0])) for row in job().collect()]
+    except JOB_ERRORS as error:
+        for writer in writers:
+            writer._delete_written()
+        failure = failure_of(error)
+        if failure is not None and failure.kind == "corrupt index":
+            raise IndexLostError(failure.message) from error
+        raise job_error(", ".join(writer._plan.section.target for writer in writers), error) from error
+    finally:
+        for writer in writers:
+            writer._scratch.paths = list(writer._paths.value)
 
 
 def is_read_by_each(batch: TableBatch, tasks: int) -> bool:

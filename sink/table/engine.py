@@ -8,7 +8,7 @@ what came of it. The engine of every run is Spark (`sink.spark.engine`).
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol, Self
 
 from pyiceberg.io import FileIO
 
@@ -75,6 +75,13 @@ class BatchWriter(Protocol):
         :param may_repeat: the dead-letter table may already have some of the bad records. They are left out.
         :raises IndexLostError: a part of the key index is missing or damaged.
         :raises RowdeltaError: see `job_error`.
+        """
+
+    def write_with(self, others: Sequence[Self], batch: TableBatch, begun: Sequence[Begun]) -> list[Written]:
+        """Write the same records for several tables at once. See `write` for errors: the files of all are deleted.
+
+        :param begun: of this table, and of those of the `others`.
+        :return: likewise.
         """
 
     def decoded(self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]") -> Decoded:

@@ -24,7 +24,6 @@ from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
-from sink.results import ShareResult
 from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.sources.topics import check_form, continued, places_of
 from sink.spark.job_errors import before_commit
@@ -67,7 +66,7 @@ from sink.table.table_plan import TablePlan
 from sink.table.table_upkeep import TableUpkeep
 from sink.table.task_plans import TaskPlans, is_small
 from sink.table.telling import committed, copied, log_committed
-from sink.table.written import Begun, Written, sum_up
+from sink.table.written import Begun, Written
 from sink.targets.notes import ROWS, SINK_ID
 from sink.targets.own_position import others_positions, own_position
 from sink.targets.own_state import (
@@ -290,12 +289,19 @@ class TableSink:
             self._open.forget_index(error)
         return None
 
-    def share(self, batch: TableBatch) -> tuple[Begun, Share] | None:
-        """The table's share in a joint job. None if the table needs a job of its own (`apply_batch`).
-
-        The caller must pass the job's result to `apply_share`, or call `discard`.
+    @property
+    def may_have_companions(self) -> bool:
+        """Whether a job may write the table with others that take the same records (`write_with`): Python decodes its
+        changes, and deals them out by key.
         """
-        if batch.share is None or not is_small(batch.estimated_rows) or not self.plan.is_decoded_whole:
+        return self.plan.is_decoded_whole and self.plan.section.mode != "append"
+
+    def begin(self, batch: TableBatch) -> Begun | None:
+        """Begin to write in a job with other tables. None if the table needs a job of its own (`apply_batch`).
+
+        The caller must pass the job's result to `apply_written`, or call `discard`.
+        """
+        if batch.share is None or not self.plan.is_decoded_whole:
             return None
         self._open.catch_up()
         try:
@@ -303,13 +309,30 @@ class TableSink:
         except IndexLostError as error:
             self._open.forget_index(error)
             return None
-        if begun.index is not None and begun.index.merged_entries > SMALL_MERGE:
-            return None
         if self._letters.is_ahead(self.position):  # asked after `begun` knows their last commit
             return None
         self._scratch.keep()
-        decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         self._follow_plan()
+        return begun
+
+    def write_with(self, others: "Sequence[TableSink]", batch: TableBatch, begun: Sequence[Begun]) -> list[Written]:
+        """Write the same records for several tables at once.
+
+        :param begun: of this table, and of the `others` (`begin`).
+        :return: likewise.
+        """
+        return self._writer.write_with([other._writer for other in others], batch, begun)
+
+    def share(self, batch: TableBatch) -> tuple[Begun, Share] | None:
+        """The table's share in a joint job for small tables. None if the table needs another one.
+
+        See `begin` for what the caller must do.
+        """
+        begun = self.begin(batch) if is_small(batch.estimated_rows) else None
+        if begun is None or (begun.index is not None and begun.index.merged_entries > SMALL_MERGE):
+            return None
+        assert batch.share is not None
+        decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)
         begin = {part.topic: part.begin for part in batch.share.ranges}
         return begun, Share(decoder, self._task_plans.plan(begun, 1), self._task_plans.hash(begun, 1), begin)
 
@@ -317,12 +340,8 @@ class TableSink:
         """Take responsibility for the files that a joint job wrote for this table."""
         self._scratch.paths = list(paths)
 
-    def apply_share(self, batch_id: int, batch: TableBatch, begun: Begun, result: ShareResult) -> Written:
-        """Like `apply_batch`, for files that a joint job wrote. Call `take_over` first.
-
-        :param begun: see `share`.
-        """
-        written = sum_up(begun, 1, [result.written], result.observed, result.stated)
+    def apply_written(self, batch_id: int, batch: TableBatch, written: Written) -> Written:
+        """Like `apply_batch`, for files that a job with other tables wrote. The table knows them (`take_over`)."""
         return self.commit(batch_id, batch, self._prepared_by(lambda: self._finish(written)))
 
     def commit(self, batch_id: int | None, batch: TableBatch, written: Written | None) -> Written:

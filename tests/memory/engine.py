@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Self
 from uuid import uuid4
 
 import numpy as np
@@ -199,6 +199,9 @@ class MemoryWriter:
                 raise IndexLostError(failure.message) from error
             raise job_error(self._plan.section.target, error) from error
         return sum_up(begun, tasks, [TaskResult.from_json(json.loads(text)) for text in results], {}, {})
+
+    def write_with(self, others: Sequence[Self], batch: TableBatch, begun: Sequence[Begun]) -> list[Written]:
+        raise NotImplementedError("a supervisor has tables written together, by Spark")
 
     def decoded(self, records: "DataFrame", keep: "Callable[[DataFrame], DataFrame]") -> Decoded:
         raise NotImplementedError("only a replay decodes without writing, by Spark")

@@ -2,7 +2,8 @@
 
 import json
 import shutil
-from collections.abc import Collection
+from collections.abc import Collection, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -15,10 +16,12 @@ from pyspark.sql import DataFrame, SparkSession
 from sink.commands import inspection
 from sink.config import Config
 from sink.errors import RowdeltaError, TemporaryError
+from sink.run import supervisor
 from sink.run.pipeline import Pipeline
 from sink.run.supervisor import Member, Supervisor
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Range
+from sink.spark.joint import read_once
 from sink.spark.versions import to_arrow
 from sink.table import task_plans
 from sink.table.microbatch import TableSink
@@ -130,16 +133,19 @@ def test_a_table_whose_messages_come_late_in_the_topic(shop: Shop) -> None:
 
 
 def test_large_micro_batches_are_read_once(shop: Shop, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Each table has a job of its own, and Kafka's records are kept on disk until all have read them."""
+    """A table that only grows has a job of its own, so Kafka's records are kept on disk until all have read them."""
     monkeypatch.setattr(task_plans, "SMALL_BATCH", 0)
-    kept, frames, original = list[bool](), list[DataFrame](), Supervisor._apply_together
+    shop.tables["users"] = {"mode": "append"}
+    kept, frames = list[bool](), list[DataFrame]()
 
-    def apply(supervisor: Supervisor, stream: Any, batch_id: int, frame: DataFrame, members: Any) -> None:
-        original(supervisor, stream, batch_id, frame, members)
-        kept.append(frame.storageLevel.useDisk)
+    @contextmanager
+    def noting(frame: DataFrame) -> Iterator[None]:
+        with read_once(frame):
+            yield
+            kept.append(frame.storageLevel.useDisk)
         frames.append(frame)
 
-    monkeypatch.setattr(Supervisor, "_apply_together", apply)
+    monkeypatch.setattr(supervisor, "read_once", noting)
     for number in range(3):
         shop.produce(*(message(name, number, f"{name}{number}") for name in shop.tables))
         shop.run()

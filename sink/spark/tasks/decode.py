@@ -1,7 +1,8 @@
 """Tasks that decode raw records, and pass the changes to a further step."""
 
+import itertools
 import zlib
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -9,7 +10,7 @@ import pyarrow as pa
 from pyspark.accumulators import Accumulator
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, Stated
+from changelog.decoding import ChangelogDecoder, Stated, decoded_together
 from changelog.formats.row_kind_parquet import SOURCE, FileReader, typed_records
 from changelog.rows import BLOCK, FILE, ROW
 from sink.spark.exchange import Step
@@ -41,6 +42,34 @@ def name_tables(decoder: ChangelogDecoder, batches: Iterable[pa.RecordBatch]) ->
         yield pa.RecordBatch.from_pydict({"name": pa.array(found, pa.string())})
 
     yield from decode(replace(decoder, observe_stated=stated.append), names, batches)
+
+
+def decode_together(
+    decoders: Sequence[ChangelogDecoder], steps: Sequence[Step], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Like `decode`, for several tables at once. What their steps yield comes in any order.
+
+    :param steps: what takes the changes of each table. None gets far ahead: what the others haven't taken yet is kept
+        in memory.
+    """
+    made = decoded_together(decoders, map(_completed, batches))
+    taken = [0] * len(steps)
+
+    def changes(number: int, decoded: Iterable[list[list[pa.RecordBatch]]]) -> Iterator[pa.RecordBatch]:
+        for found in decoded:
+            taken[number] += 1
+            yield from found[number]
+
+    copies = enumerate(itertools.tee(made, len(steps)))
+    running = {number: steps[number](changes(number, copy)) for number, copy in copies}
+    while running:
+        number = min(running, key=taken.__getitem__)
+        batch = next(running[number], None)
+        if batch is None:
+            del running[number]
+        else:
+            yield batch
+    forget_archives()
 
 
 def decode_columns(

@@ -3,7 +3,7 @@
 import io
 import pickle
 import zlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
 
@@ -12,6 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.accumulators import Accumulator
 
+from changelog.decoding import decoded_together
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.spark.tasks.worker import forget_archives, results, this_task
@@ -66,24 +67,53 @@ def run_shares(
     """
     found, groups = list[dict[str, Any]](), shares.unpacked()
     for group, records in _by_group(batches):
-        for table, share in groups[group].items():
-            own = records if len(groups[group]) == 1 else list(_own(records, share))
-            if not any(batch.num_rows for batch in own):
-                continue
-            observed, stated = dict[str, str](), dict[tuple[str, ...] | str, tuple[int, int]]()
-            decoder = replace(share.decoder, observe=observed.update, observe_stated=stated.update)
-            task = replace(this_task(share.plan.operation), partition=0)
-            try:
-                changes = decoder(own)
-                hashed = share.hash.added(changes) if share.plan.index else changes
-                result, paths = write_changes(share.plan, task, hashed)
-            except Exception as error:  # noqa: BLE001 - the other tables go on; this one's own job then shows the error
-                found.append({"table": table, "failed": f"{type(error).__name__}: {error}"})
-            else:
-                written.add([(table, path) for path in paths])
-                found.append(ShareResult(table, result, observed, stated).to_json())
+        for alike in _alike(groups[group]):
+            own = records if len(groups[group]) == 1 else list(_own(records, next(iter(alike.values()))))
+            if any(batch.num_rows for batch in own):
+                found += _written(alike, written, own)
     forget_archives()
     yield results(found)
+
+
+def _alike(shares: Mapping[str, Share]) -> Collection[dict[str, Share]]:
+    """Tables that take the same records, and whose messages a format reads alike."""
+    groups: dict[str, dict[str, Share]] = {}
+    for table, share in shares.items():
+        groups.setdefault(repr((share.begin, share.decoder.spec.of_messages)), {})[table] = share
+    return groups.values()
+
+
+def _written(
+    shares: Mapping[str, Share], written: Accumulator[list[tuple[str, str]]], records: list[pa.RecordBatch]
+) -> Iterator[dict[str, Any]]:
+    """Write the same records for several tables: see `run_shares`."""
+    observed = {table: dict[str, str]() for table in shares}
+    stated = {table: dict[tuple[str, ...] | str, tuple[int, int]]() for table in shares}
+    decoders = [
+        replace(share.decoder, observe=observed[table].update, observe_stated=stated[table].update)
+        for table, share in shares.items()
+    ]
+    # if a table fails, the others go on; its own job then shows the error
+    try:
+        decoded = list(decoded_together(decoders, records))
+    except Exception as error:  # noqa: BLE001 - see above
+        yield from (_failed(table, error) for table in shares)
+        return
+    for number, (table, share) in enumerate(shares.items()):
+        task = replace(this_task(share.plan.operation), partition=0)
+        changes = (batch for of_tables in decoded for batch in of_tables[number])
+        try:
+            hashed = share.hash.added(changes) if share.plan.index else changes
+            result, paths = write_changes(share.plan, task, hashed)
+        except Exception as error:  # noqa: BLE001 - see above
+            yield _failed(table, error)
+        else:
+            written.add([(table, path) for path in paths])
+            yield ShareResult(table, result, observed[table], stated[table]).to_json()
+
+
+def _failed(table: str, error: Exception) -> dict[str, Any]:
+    return {"table": table, "failed": f"{type(error).__name__}: {error}"}
 
 
 def _own(batches: Iterable[pa.RecordBatch], share: Share) -> Iterator[pa.RecordBatch]:

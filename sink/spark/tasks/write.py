@@ -6,7 +6,7 @@ import json
 import resource
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from typing import Any
 
@@ -62,10 +62,11 @@ def route(
     indexed: bool,
     part_rows: int,
     changes: Iterable[pa.RecordBatch],
+    first: int = 0,
 ) -> Iterator[pa.RecordBatch]:
     """Deal changes out to tasks, for `run`."""
     kept = changes if combine is None else combine.combined(changes)
-    yield from packed(to_all(hash_keys.added(kept), tasks), tasks, indexed, part_rows)
+    yield from packed(to_all(hash_keys.added(kept), tasks), tasks, indexed, part_rows, first)
     forget_archives()
 
 
@@ -76,15 +77,19 @@ def own(hash_keys: KeyHash, tasks: int, indexed: bool, changes: Iterable[pa.Reco
     return owned(to_all(hash_keys.added(changes), tasks), this_task().partition, tasks, indexed)
 
 
-def run(plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def run(
+    plan: TaskPlan, written: Accumulator[list[str]], changes: Iterable[pa.RecordBatch], first: int = 0
+) -> Iterator[pa.RecordBatch]:
     """Write a task's changes. Yields one row: the JSON of a `TaskResult`.
 
     The task deletes its files before it raises any error.
 
     :param changes: changelog rows, with their hashes if the table has a key index.
+    :param first: number of the first task that writes the table.
     :raises CardinalityError: two changes contradict each other.
     """
-    result, paths = write_changes(plan, this_task(plan.operation), changes)
+    task = this_task(plan.operation)
+    result, paths = write_changes(plan, replace(task, partition=task.partition - first), changes)
     forget_archives()
     written.add(paths)
     yield results([result.to_json()])
