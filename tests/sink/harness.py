@@ -699,9 +699,9 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
         yield
 
 
-def die_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+def die_in_task(plan: Any, written: Any, batches: Any, first: int = 0) -> Iterator[pa.RecordBatch]:
     """`sink.spark.tasks.write.run`, but the first task fails with some of its rows written."""
-    yield from write.run(plan, written, _first_then(CrashError("crash in a task"), batches))
+    yield from write.run(plan, written, _first_then(CrashError("crash in a task"), batches), first)
 
 
 def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterator[pa.RecordBatch]]:
@@ -734,9 +734,9 @@ def decode_with(failure: Exception, where: bytes = b"") -> Callable[..., Iterato
     return decode
 
 
-def fill_disk_in_task(plan: Any, written: Any, batches: Any) -> Iterator[pa.RecordBatch]:
+def fill_disk_in_task(plan: Any, written: Any, batches: Any, first: int = 0) -> Iterator[pa.RecordBatch]:
     """`sink.spark.tasks.write.run`, but the first task finds the disk full."""
-    yield from write.run(plan, written, _first_then(OSError(28, "No space left on device"), batches))
+    yield from write.run(plan, written, _first_then(OSError(28, "No space left on device"), batches), first)
 
 
 def _first_then(error: Exception, batches: Any) -> Iterator[pa.RecordBatch]:
