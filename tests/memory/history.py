@@ -8,7 +8,7 @@ from typing import Any
 
 import pyarrow as pa
 
-from changelog.rows import RowKind, order_column
+from changelog.rows import MOVED_SEPARATOR, RowKind, order_column
 from sink.config import Config
 from sink.sources.source import TableBatch
 from sink.table.patterns import ResolvedTable
@@ -21,7 +21,8 @@ Event = tuple[int, RowKind, Row]
 
 
 def versions(events: Sequence[Event], tracked: Sequence[int], truncates: Collection[int] = ()) -> list[Row]:
-    """The oracle: all versions of a key, after all its changes in whatever order they came.
+    """The oracle: all versions of a key, after all its changes in whatever order they came. At the same time, a row
+    goes to another key before another one comes.
 
     :param tracked: places in rows.
     :param truncates: the order values of TRUNCATEs. Each is a delete of the key.
@@ -29,8 +30,8 @@ def versions(events: Sequence[Event], tracked: Sequence[int], truncates: Collect
     """
     found, current = list[Row](), None
     removals = [(order, RowKind.DELETE, ()) for order in truncates]
-    for order, kind, row in sorted([*events, *removals], key=lambda event: event[:2]):
-        is_set = kind in (RowKind.INSERT, RowKind.UPDATE_AFTER)
+    said = ((order, kind in (RowKind.INSERT, RowKind.UPDATE_AFTER), row) for order, kind, row in (*events, *removals))
+    for order, is_set, row in sorted(said, key=lambda event: event[:2]):
         if is_set and current is not None and all(current[0][n] == row[n] for n in tracked):
             current = (row, current[1])
             continue
@@ -40,13 +41,15 @@ def versions(events: Sequence[Event], tracked: Sequence[int], truncates: Collect
     return [*found, (*current[0], current[1], None, True)] if current is not None else found
 
 
+_MOVES = frozenset({"shift keys", "swap keys"})
 _OF_OTHERS = 100
 """From this key on, rows are those of other writers."""
 
 
 def history_story(seed: int) -> Story:
     """A story of late changes, without rows that others write for keys of the source."""
-    return replace(late_story(seed), partitioned_by="is_current").without("append again")
+    story = late_story(seed, _MOVES)
+    return replace(story, partitioned_by="is_current").without("append again")
 
 
 class HistoryPlayer(LatePlayer):
@@ -59,6 +62,9 @@ class HistoryPlayer(LatePlayer):
 
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
+        for place, message in enumerate(self.messages):
+            if message.changes and story.operations and story.operations[self.orders[place]].verb in _MOVES:
+                self.marks[place, 0] = MOVED_SEPARATOR.join(("region", "value"))
         self.events: dict[int | None, dict[Key, list[Event]]] = {None: {}}
         """All changes of each key that are applied, at each snapshot."""
         self.truncates: dict[int | None, frozenset[int]] = {None: frozenset()}
@@ -97,7 +103,8 @@ class HistoryPlayer(LatePlayer):
         for message, order in zip(self.messages[start:end], self.orders[start:end], strict=True):
             new |= {order} - known if message.truncates else set()
             for kind, row in message.changes:
-                events.setdefault(self.key_of(row), []).append((order, kind, row[:4]))
+                if self.key_of(row) in message.rows:
+                    events.setdefault(self.key_of(row), []).append((order, kind, row[:4]))
         self.events[snapshot.id], self.truncates[snapshot.id] = events, known | new
         rows = Counter(_closed(row, new) for row in content.elements() if row[0] >= _OF_OTHERS)
         for found in events.values():

@@ -16,20 +16,22 @@ from sink.config import Config
 from sink.table.microbatch import TableSink
 from sink.table.patterns import resolve_tables
 from tests.memory.storage import Clock
-from tests.memory.stories import REGIONS, TARGET, Content, Key, Message, Player, Row, Story, _key_of
+from tests.memory.stories import REGIONS, TARGET, Content, Key, Message, Player, Row, Story, _key_of, moved
 from tests.memory.table import Snapshot
 from tests.memory.writers import parquet
 
 _VERBS = {"set", "delete", "change key", "repeat", "truncate"}
 
 
-def late_story(seed: int) -> Story:
+def late_story(seed: int, more: frozenset[str] = frozenset()) -> Story:
     """A story of changes with all values. Others delete no rows: whether a late change may bring these back depends on
     whether the index was built again.
+
+    :param more: verbs besides `_VERBS`.
     """
     story, random = replace(Story.random(seed), mode="upsert", late=True), Random(seed)
     operations = tuple(
-        operation if operation.verb in _VERBS else replace(operation, verb=random.choice(("set", "delete")))
+        operation if operation.verb in _VERBS | more else replace(operation, verb=random.choice(("set", "delete")))
         for operation in story.operations
     )
     return replace(story, operations=operations).without("delete", "delete in place")
@@ -178,6 +180,14 @@ def _delayed(story: Story, *, truncates_in_turn: bool) -> tuple[list[Message], l
             live[other] = new
             changes = ((RowKind.UPDATE_BEFORE, old), (RowKind.UPDATE_AFTER, new))
             message = Message(changes, {key_of(old): None, key_of(new): new})
+        elif operation.verb in ("shift keys", "swap keys"):
+            # only known rows are told apart, so that what the statement is about has come before it
+            said = [(min(time, number - 0.5), order, message) for time, order, message in said]
+            delay, there = random.choice((0, 0, 0, random.uniform(0, 12))), set[Key]()
+            for told in moved(operation, live, key_of, lambda to, _, n=number: (to, f"b{to}", REGIONS[n % 3], n)):  # type: ignore[misc]
+                rows = {key: row for key, row in told.rows.items() if row is not None or key not in there}
+                said.append((number + delay, number, replace(told, rows=rows)))
+                there |= {key for key, row in rows.items() if row is not None}
         elif operation.verb != "repeat":
             live[key] = new
             message = Message(((RowKind.UPDATE_AFTER, new),), {key_of(new): new})

@@ -8,14 +8,17 @@ from collections import Counter
 from collections.abc import Collection
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
+from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 
 from changelog.rows import KIND, order_column, sets_row
 from sink.sources.source import TableBatch
+from sink.table.microbatch import TableSink
 from tests.memory.late import LatePlayer, late_story
-from tests.memory.stories import SCHEMA, Content, Story
+from tests.memory.stories import SCHEMA, Content, Key, Story
+from tests.memory.table import Snapshot
 
 
 def soft_story(seed: int) -> Story:
@@ -36,6 +39,48 @@ class SoftPlayer(LatePlayer):
 
     fixed = ("soft", "mode")
     schema = SCHEMA.append(pa.field("deleted", pa.bool_())).append(pa.field("since", pa.timestamp("us", "UTC")))
+
+    def __init__(self, story: Story, folder: Path) -> None:
+        super().__init__(story, folder)
+        self._purging = frozenset[tuple[Key, datetime]]()
+        self.store.on_add = self._see
+
+    def _see(self, snapshot: Snapshot) -> None:
+        """Note what a purge makes of the rows. Unlike a micro-batch, it leaves the position where it is."""
+        self.kept[snapshot.id] = frozenset(self.offsets())
+        before = snapshot.parent
+        while before is not None and "position" not in self.store.snapshots[before].sink:
+            before = self.store.snapshots[before].parent
+        if before is not None and snapshot.sink.get("position") == self.store.snapshots[before].sink["position"]:
+            purging = self._purging
+
+            def purged(content: Content) -> Content:
+                gone = {row for row in content if row[4] and (self.key_of(row), row[5]) in purging}
+                orders = {self.key_of(row): row[3] for row in gone}
+                self.deleted[snapshot.id] = self.deleted[snapshot.parent] | orders
+                return Counter({row: count for row, count in content.items() if row not in gone})
+
+            self.effects[snapshot.id] = purged
+
+    def _apply(self, sink: TableSink, size: int) -> bool:
+        if not super()._apply(sink, size):
+            return False
+        if self.random.random() < 0.3:
+            self.purge(sink, self.random.randrange(24))
+        return True
+
+    def purge(self, sink: TableSink, before: int) -> None:
+        """Remove what was deleted before an order value."""
+        changes, count = sink._open.engine.removals(sink.table, sink.plan, time_of(before))
+        if count:
+            rows: Any = changes
+            names = (*self.story.key, "since")
+            found = frozenset((tuple(row[name] for name in names[:-1]), row["since"]) for row in rows.to_pylist())
+            outer, self._purging = self._purging, found
+            try:
+                sink.purge(changes, count)
+            finally:
+                self._purging = outer
 
     def _check_no_orphans(self) -> None:
         if self.story.late:

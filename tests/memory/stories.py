@@ -272,15 +272,7 @@ def messages(story: Story) -> list[Message]:
             live, last = {}, {}
             found.append(Message((), {}, truncates=True))
         elif operation.verb in ("shift keys", "swap keys"):
-            to = {key: other, other: key} if operation.verb == "swap keys" else {n: n + 1 for n in range(key, 4 * KEYS)}
-            moved = {n: live.pop(n) for n in sorted(to) if n in live}
-            halves = ((RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER), (RowKind.DELETE, RowKind.INSERT))[other % 2]
-            for n, row_ in moved.items() if key != other or operation.verb == "shift keys" else ():
-                new = live[to[n]] = (to[n], f"b{to[n]}", *row_[2:])
-                changes = [(halves[0], row_), (halves[1], new)]
-                found.append(Message(tuple(changes), {key_of(row_): None, key_of(new): new}))
-            if operation.verb == "swap keys" and key == other:
-                live |= moved
+            found += moved(operation, live, key_of, lambda to, old: (to, f"b{to}", *old[2:]))
             last = {}
         elif operation.verb == "repeat":
             said = last.get(key, said)
@@ -313,6 +305,25 @@ def messages(story: Story) -> list[Message]:
             last = {k: m for k, m in last.items() if k not in (key, other)}
             if operation.verb in ("set", "repeat", "update"):
                 last[key] = said
+    return found
+
+
+def moved(
+    operation: Operation, live: dict[int, Row], key_of: Callable[[Row], Key], new: Callable[[int, Row], Row]
+) -> list[Message]:
+    """Rows go to other keys in one statement, which is told row by row.
+
+    :param live: the row of each key. It has those that went there then.
+    :param new: makes a row of its key and of the row that went there.
+    """
+    key, other = operation.key, operation.other
+    to = {key: other, other: key} if operation.verb == "swap keys" else {n: n + 1 for n in range(key, 4 * KEYS)}
+    gone = {n: live.pop(n) for n in sorted(to) if n in live and n != to[n]}
+    halves = ((RowKind.UPDATE_BEFORE, RowKind.UPDATE_AFTER), (RowKind.DELETE, RowKind.INSERT))[other % 2]
+    found = list[Message]()
+    for n, old in gone.items():
+        made = live[to[n]] = new(to[n], old)
+        found.append(Message(((halves[0], old), (halves[1], made)), {key_of(old): None, key_of(made): made}))
     return found
 
 

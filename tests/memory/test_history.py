@@ -7,7 +7,7 @@ import shutil
 from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import pyarrow as pa
@@ -15,14 +15,16 @@ import pytest
 
 from changelog.rows import KIND, RowKind
 from changelog.versions import VersionColumns
-from deltawriters import resolve
+from deltawriters import history, resolve
 from deltawriters.history import History
 from deltawriters.keyindex import ClosedRows, IndexSlice
 from deltawriters.order_values import OrderColumns
+from sink.errors import TableError
 from sink.table.deleted_keys import DeletedKeys
 from sink.table.keyindex import KeyIndex
 from tests.memory.history import HistoryPlayer, history_story
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
+from tests.memory.late import TwoSinks
 from tests.memory.storage import Clock
 from tests.memory.stories import Message, Operation, Process, Story
 
@@ -75,6 +77,10 @@ def _truncate_only_keys_with_changes(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(IndexSlice, "live_rows", lambda self, first, last: iter(()))
 
 
+def _remove_whatever_row_a_key_has(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(history, "are_about_others", lambda removals, rows: np.zeros(len(removals), np.bool_))
+
+
 def _leave_rows_that_come_before_the_commit(patch: pytest.MonkeyPatch) -> None:
     def look_up_again(self: KeyIndex, slice_: Any, results: Any) -> Any:
         return looked_up_again(self, slice_, [replace(result, truncates=[]) for result in results])
@@ -102,6 +108,7 @@ read_off = History._read_off
         _forget_truncates,
         _know_only_the_last_truncate,
         _truncate_only_keys_with_changes,
+        _remove_whatever_row_a_key_has,
     ],
 )
 def test_stories_of_history_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +202,73 @@ def test_a_key_whose_tombstone_is_forgotten(tmp_path: Path, monkeypatch: pytest.
     """Its closed versions still say until when it was there."""
     monkeypatch.setattr(DeletedKeys, "horizon", 2**32 - 1)
     assert _outcome("U1A | D10 | U5B", tmp_path) == "A1-5 B5-10"
+
+
+class TwoSinksOfVersions(TwoSinks, HistoryPlayer):
+    options: ClassVar[dict[str, Any]] = {"history": {"track": ["value"]}, "late": "apply"}
+
+    @property
+    def versions(self) -> set[tuple[Any, ...]]:
+        """(key, from, to)"""
+        rows = [row for file in self.store.live.values() for row in self._live_rows(file)]
+        found = {(row[0], *row[4:6]) for row in rows}
+        assert len(found) == len(rows)
+        return found
+
+
+@pytest.mark.parametrize(
+    ("others", "more", "own", "expected", "is_enough"),
+    [
+        ((RowKind.UPDATE_AFTER, 1, 30), (), (), {(1, 10, 30), (1, 30, 50), (1, 50, None), (2, 10, None)}, False),
+        ((RowKind.UPDATE_AFTER, 1, 60), (), (), {(1, 10, 50), (1, 50, 60), (1, 60, None), (2, 10, None)}, False),
+        ((RowKind.DELETE, 1, 40), (), (), {(1, 10, 40), (1, 50, None), (2, 10, None)}, False),
+        ((RowKind.INSERT, 3, 30), (), (), {(1, 10, 50), (1, 50, None), (2, 10, None), (3, 30, None)}, True),
+        ((None, 0, 70), (), (), {(1, 10, 50), (1, 50, 70), (2, 10, 70)}, False),
+        ((RowKind.INSERT, 3, 30), (), (None, 0, 70), {(1, 10, 50), (1, 50, 70), (2, 10, 70), (3, 30, 70)}, False),
+        (
+            (RowKind.INSERT, 3, 30),
+            (None, 0, 9),
+            (),
+            {(1, 10, 50), (1, 50, None), (2, 10, None), (3, 30, None)},
+            True,
+        ),
+    ],
+)
+def test_another_sink_makes_versions_before_the_commit(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, others: Any, more: Any, own: Any, expected: Any, is_enough: bool
+) -> None:
+    """Those of its keys take part. A change of other keys doesn't make the micro-batch be written again.
+
+    :param more: comes before both.
+    """
+    sinks, enough, waiting = TwoSinksOfVersions(tmp_path), list[bool](), [1]
+    stream = sinks.process("stream", "backfill")
+    sinks.apply(stream, *filter(None, (more,)), (RowKind.INSERT, 1, 10), (RowKind.INSERT, 2, 10))
+    backfill = sinks.process("backfill", "stream")
+    commit, look_up_again = backfill.table.commit, KeyIndex.look_up_again
+
+    def commit_after_others(request: Any) -> Any:
+        if waiting and waiting.pop():
+            sinks.apply(stream, others)
+        return commit(request)
+
+    def looked_up_again(self: KeyIndex, *args: Any) -> Any:
+        found = look_up_again(self, *args)
+        enough.append(found is not None)
+        return found
+
+    monkeypatch.setattr(backfill.table, "commit", commit_after_others)
+    monkeypatch.setattr(KeyIndex, "look_up_again", looked_up_again)
+    sinks.apply(backfill, (RowKind.UPDATE_AFTER, 1, 50), *filter(None, (own,)))
+    assert (sinks.versions, enough) == (expected, [is_enough])
+
+
+def test_a_version_needs_an_end_that_may_be_null(tmp_path: Path) -> None:
+    player = HistoryPlayer(Story((), (), partitioned_by="is_current"), tmp_path)
+    place = player.schema.get_field_index("valid_to")
+    player.store.schema = player.schema.set(place, player.schema.field(place).with_nullable(False))
+    with pytest.raises(TableError, match=r"column valid_to can't be NULL, .* ALTER COLUMN valid_to DROP NOT NULL"):
+        player.opened(Clock())
 
 
 def test_a_repeat_is_told_though_another_event_lies_between() -> None:

@@ -4,10 +4,11 @@ import shutil
 from pathlib import Path
 from typing import Any, ClassVar
 
+import numpy as np
 import pytest
 
 from changelog.rows import RowKind
-from deltawriters import delta
+from deltawriters import DeltaWriter, delta, moves
 from deltawriters.partial import Partials
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.late import TwoSinks
@@ -36,10 +37,27 @@ def _mark_what_is_not_there(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Partials, "without_row", without_row)
 
 
-@pytest.mark.parametrize("mistake", [_delete_rows, _let_the_last_delete_count, _mark_what_is_not_there])
+def _purge_rows_that_were_inserted_again(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(moves, "are_about_others", lambda removals, rows: np.zeros(len(removals), np.bool_))
+
+
+def _forget_the_order_of_what_was_purged(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(DeltaWriter, "_note_deleted", lambda self, *deleted: None)
+
+
+@pytest.mark.parametrize(
+    "mistake",
+    [
+        _delete_rows,
+        _let_the_last_delete_count,
+        _mark_what_is_not_there,
+        _purge_rows_that_were_inserted_again,
+        _forget_the_order_of_what_was_purged,
+    ],
+)
 def test_soft_stories_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
-    assert is_found(map(soft_story, range(100)), tmp_path / "story", SoftPlayer)
+    assert is_found(map(soft_story, range(1000)), tmp_path / "story", SoftPlayer)
 
 
 class TwoSoftSinks(TwoSinks, SoftPlayer):
