@@ -17,7 +17,7 @@ from changelog.rows import KIND, order_column, sets_row
 from sink.sources.source import TableBatch
 from sink.table.microbatch import TableSink
 from tests.memory.late import LatePlayer, late_story
-from tests.memory.stories import SCHEMA, Content, Key, Story
+from tests.memory.stories import SCHEMA, Content, Row, Story
 from tests.memory.table import Snapshot
 
 
@@ -42,7 +42,9 @@ class SoftPlayer(LatePlayer):
 
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
-        self._purging = frozenset[tuple[Key, datetime]]()
+        self._marks = ("since", "value") if story.late else ("since",)
+        """What tells whether a row is still the one that was looked for. It may be deleted once more."""
+        self._purging = frozenset[Row]()
         self.store.on_add = self._see
 
     def _see(self, snapshot: Snapshot) -> None:
@@ -55,7 +57,8 @@ class SoftPlayer(LatePlayer):
             purging = self._purging
 
             def purged(content: Content) -> Content:
-                gone = {row for row in content if row[4] and (self.key_of(row), row[5]) in purging}
+                places = [self.schema.names.index(name) for name in (*self.story.key, *self._marks)]
+                gone = {row for row in content if row[4] and tuple(row[n] for n in places) in purging}
                 orders = {self.key_of(row): row[3] for row in gone}
                 self.deleted[snapshot.id] = self.deleted[snapshot.parent] | orders
                 return Counter({row: count for row, count in content.items() if row not in gone})
@@ -63,24 +66,21 @@ class SoftPlayer(LatePlayer):
             self.effects[snapshot.id] = purged
 
     def _apply(self, sink: TableSink, size: int) -> bool:
+        """Rows to purge are looked for before the micro-batch, and go after it."""
+        changes: Any = None
+        if self.random.random() < 0.3:
+            before = time_of(self.random.randrange(24))
+            changes, _ = sink._open.engine.removals(sink.table, sink.plan, before)
         if not super()._apply(sink, size):
             return False
-        if self.random.random() < 0.3:
-            self.purge(sink, self.random.randrange(24))
-        return True
-
-    def purge(self, sink: TableSink, before: int) -> None:
-        """Remove what was deleted before an order value."""
-        changes, count = sink._open.engine.removals(sink.table, sink.plan, time_of(before))
-        if count:
-            rows: Any = changes
-            names = (*self.story.key, "since")
-            found = frozenset((tuple(row[name] for name in names[:-1]), row["since"]) for row in rows.to_pylist())
-            outer, self._purging = self._purging, found
+        if changes:
+            found = changes.select([*self.story.key, *self._marks]).to_pylist()
+            outer, self._purging = self._purging, frozenset(tuple(row.values()) for row in found)
             try:
-                sink.purge(changes, count)
+                sink.purge(changes, len(changes))
             finally:
                 self._purging = outer
+        return True
 
     def _check_no_orphans(self) -> None:
         if self.story.late:
