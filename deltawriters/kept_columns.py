@@ -11,7 +11,6 @@ application. Who starts the process says by `ALLOWED` that values may lie there.
 import hashlib
 import os
 import shutil
-import tempfile
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
@@ -19,6 +18,8 @@ from pathlib import Path
 
 import pyarrow as pa
 import pyarrow.parquet as pq
+
+from deltawriters.storage import whole_file
 
 ALLOWED = "ROWDELTA_KEEPS_COLUMNS"
 """An environment variable that isn't empty."""
@@ -53,7 +54,8 @@ def read_columns(file: pq.ParquetFile, path: str, group: int, names: Sequence[st
             for name, size in large.items():
                 room -= size
                 if room >= 0:
-                    _keep(columns[name], places[name])
+                    with whole_file(places[name]) as target, pa.ipc.new_file(target, columns[name].schema) as writer:
+                        writer.write_table(columns[name])
     found = [columns[name] for name in names]
     return pa.table([part.column(0) for part in found], pa.schema([part.field(0) for part in found]))
 
@@ -75,18 +77,6 @@ def _kept(place: Path) -> pa.Table | None:
         return pa.ipc.open_file(pa.memory_map(str(place))).read_all()
     except (OSError, pa.ArrowException):  # it was never kept, or is no longer
         return None
-
-
-def _keep(column: pa.Table, place: Path) -> None:
-    """:raises OSError: the disk is full."""
-    descriptor, partial = tempfile.mkstemp(dir=place.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as target, pa.ipc.new_file(target, column.schema) as writer:
-            writer.write_table(column)
-        os.replace(partial, place)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def _room(folder: Path, wanted: int) -> int:

@@ -1,7 +1,12 @@
 """How files are reached: PyIceberg's `FileIO` over Arrow's file systems, with fewer requests to an object store."""
 
+import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
 from functools import lru_cache
-from typing import Any
+from pathlib import Path
+from typing import Any, BinaryIO
 
 from pyarrow.fs import FileSystem, S3FileSystem
 from pyiceberg.io import S3_RETRY_STRATEGY_IMPL, FileIO
@@ -15,6 +20,19 @@ def file_io(properties: tuple[tuple[str, str], ...]) -> FileIO:
     Each new client of an object store connects anew, and the tasks of each micro-batch would have one of their own.
     """
     return _ArrowFileIO(dict(properties))
+
+
+@contextmanager
+def whole_file(path: Path) -> Iterator[BinaryIO]:
+    """A local file that has its name when it is complete, so that other processes never see a part of it."""
+    descriptor, partial = tempfile.mkstemp(dir=path.parent)
+    try:
+        with os.fdopen(descriptor, "wb") as target:
+            yield target
+        os.replace(partial, path)
+    except BaseException:
+        os.unlink(partial)
+        raise
 
 
 class _ArrowFileIO(PyArrowFileIO):

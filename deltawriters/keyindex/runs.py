@@ -12,8 +12,8 @@ import tempfile
 import time
 import zlib
 from collections import OrderedDict
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager, suppress
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
@@ -25,6 +25,7 @@ from pyiceberg.io import FileIO, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
 from deltawriters.keyindex.hashing import Hashes
+from deltawriters.storage import whole_file
 
 Words = npt.NDArray[np.uint32]
 
@@ -309,33 +310,21 @@ def _cached(io: FileIO, path: str, info: RunInfo) -> str:
         os.utime(copy, ns=(time.time_ns(), copy.stat().st_mtime_ns))
         _verified(str(copy), info)
         return str(copy)
-    with _new_copy(copy) as target, io.new_input(path).open(seekable=False) as source:
+    _remove_unused()
+    with whole_file(copy) as target, io.new_input(path).open(seekable=False) as source:
         _copy(source, target, path, info)
     return str(copy)
 
 
 def _keep_copy(path: str, info: RunInfo, batch: pa.RecordBatch) -> None:
     """Keep a copy of the remote run that this machine has just written: its next micro-batch looks into it."""
-    with _new_copy(_copy_of(path, info)) as target:
+    _remove_unused()
+    with whole_file(_copy_of(path, info)) as target:
         _write_batch(target, batch)
 
 
 def _copy_of(path: str, info: RunInfo) -> Path:
     return _local_folder() / f"{_digest(path)}-{info.crc32:08x}"
-
-
-@contextmanager
-def _new_copy(copy: Path) -> Iterator[BinaryIO]:
-    """A file that becomes `copy` when it is complete."""
-    _remove_unused()
-    descriptor, partial = tempfile.mkstemp(dir=copy.parent)
-    try:
-        with os.fdopen(descriptor, "wb") as target:
-            yield target
-        os.replace(partial, copy)
-    except BaseException:
-        os.unlink(partial)
-        raise
 
 
 def _local_folder() -> Path:

@@ -5,14 +5,17 @@ told by a rule of a few lines (`LatePlayer._applied`): the oracle of `late: drop
 """
 
 from collections import Counter
-from collections.abc import Collection
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, ClassVar
 
+import pytest
+
 from changelog.rows import RowKind
 from sink.config import Config
+from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
 from sink.table.patterns import resolve_tables
 from tests.memory.storage import Clock
@@ -140,6 +143,28 @@ class TwoSinks(LatePlayer):
         )
         self.config, self.index = (config, resolve_tables(config, ())[0]), self.folder / name
         return self.opened(Clock())
+
+    @staticmethod
+    def before_commit(patch: pytest.MonkeyPatch, sink: TableSink, happen: Callable[[], None]) -> list[bool]:
+        """Something happens before the sink's next commit.
+
+        :return: gets for each further look-up whether it was enough, so that the micro-batch isn't written again.
+        """
+        commit, look_up_again, enough, waiting = sink.table.commit, KeyIndex.look_up_again, list[bool](), [happen]
+
+        def commit_after_others(request: Any) -> Any:
+            if waiting:
+                waiting.pop()()
+            return commit(request)
+
+        def looked_up_again(self: KeyIndex, *args: Any) -> Any:
+            found = look_up_again(self, *args)
+            enough.append(found is not None)
+            return found
+
+        patch.setattr(sink.table, "commit", commit_after_others)
+        patch.setattr(KeyIndex, "look_up_again", looked_up_again)
+        return enough
 
     def apply(self, sink: TableSink, *changes: tuple[RowKind | None, int, int]) -> None:
         """A micro-batch of changes: kind (None: a TRUNCATE), key and order value."""

@@ -241,24 +241,11 @@ def test_another_sink_makes_versions_before_the_commit(
 
     :param more: comes before both.
     """
-    sinks, enough, waiting = TwoSinksOfVersions(tmp_path), list[bool](), [1]
+    sinks = TwoSinksOfVersions(tmp_path)
     stream = sinks.process("stream", "backfill")
     sinks.apply(stream, *filter(None, (more,)), (RowKind.INSERT, 1, 10), (RowKind.INSERT, 2, 10))
     backfill = sinks.process("backfill", "stream")
-    commit, look_up_again = backfill.table.commit, KeyIndex.look_up_again
-
-    def commit_after_others(request: Any) -> Any:
-        if waiting and waiting.pop():
-            sinks.apply(stream, others)
-        return commit(request)
-
-    def looked_up_again(self: KeyIndex, *args: Any) -> Any:
-        found = look_up_again(self, *args)
-        enough.append(found is not None)
-        return found
-
-    monkeypatch.setattr(backfill.table, "commit", commit_after_others)
-    monkeypatch.setattr(KeyIndex, "look_up_again", looked_up_again)
+    enough = sinks.before_commit(monkeypatch, backfill, lambda: sinks.apply(stream, others))
     sinks.apply(backfill, (RowKind.UPDATE_AFTER, 1, 50), *filter(None, (own,)))
     assert (sinks.versions, enough) == (expected, [is_enough])
 

@@ -12,7 +12,6 @@ from deltawriters.keyindex import IndexSlice
 from deltawriters.late import LateChanges
 from deltawriters.order_values import OrderColumns
 from sink.table.deleted_keys import DeletedKeys
-from sink.table.keyindex import KeyIndex
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.late import LatePlayer, TwoSinks, late_story
 from tests.memory.stories import Message, Process, Story, tiny_thresholds
@@ -53,27 +52,15 @@ def test_another_sink_of_the_table(
     """What it changes before the commit counts too. A compaction makes nothing late, nor does an earlier change: then
     the micro-batch isn't written again, so a busy table can't block it for ever.
     """
-    sinks, enough, waiting = TwoSinks(tmp_path), list[bool](), [1]
+    sinks = TwoSinks(tmp_path)
     stream = sinks.process("stream", "backfill")
     sinks.apply(stream, (RowKind.INSERT, 1, 10), (RowKind.INSERT, 2, 10))
     backfill = sinks.process("backfill", "stream")
-    commit, look_up_again = backfill.table.commit, KeyIndex.look_up_again
 
     def happen() -> None:
         sinks._compact() if others is None else sinks.apply(stream, others)
 
-    def commit_after_others(request: Any) -> Any:
-        if in_between and waiting and waiting.pop():
-            happen()
-        return commit(request)
-
-    def looked_up_again(self: KeyIndex, *args: Any) -> Any:
-        found = look_up_again(self, *args)
-        enough.append(found is not None)
-        return found
-
-    monkeypatch.setattr(backfill.table, "commit", commit_after_others)
-    monkeypatch.setattr(KeyIndex, "look_up_again", looked_up_again)
+    enough = sinks.before_commit(monkeypatch, backfill, happen if in_between else lambda: None)
     if not in_between:
         happen()
     sinks.apply(backfill, *first, (RowKind.UPDATE_AFTER, 1, 50), (RowKind.UPDATE_AFTER, 3, 50))
