@@ -14,9 +14,9 @@ from pyspark.sql import SparkSession
 
 from sink import redaction
 from sink.config import Config
+from sink.databases.mysql import MySQL
+from sink.databases.postgres import Postgres
 from sink.spark import session
-from sink.verify.mysql import MySQL
-from sink.verify.postgres import Postgres
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
 from tests.stack.jars import delta_jars, ivy_to_itself

@@ -172,6 +172,11 @@ def test_a_table_does_not_know_the_job() -> None:
     assert importers(ROOT / "sink" / "table", "sink.run") == set()
 
 
+def test_databases_are_read_below_who_compares_and_loads() -> None:
+    for above in ("sink.verify", "sink.run", "sink.commands", "sink.targets"):
+        assert importers(ROOT / "sink" / "databases", above) == set()
+
+
 def test_a_run_does_not_know_who_watches_it() -> None:
     """It tells an observer, and `sink.console.run` says who that is."""
     assert importers(ROOT / "sink", "sink.watch") - {"sink/console/run.py"} == {

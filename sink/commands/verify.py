@@ -2,13 +2,15 @@
 
 import json
 import logging
-import re
 from collections.abc import Iterable, Iterator, Sequence
 
 from pyspark.sql import SparkSession
 
 from changelog.amounts import amount
-from sink.config import Config, TableSection, VerifySection
+from sink.config import Config, DatabaseSection, TableSection, VerifySection
+from sink.databases.mysql import MySQL
+from sink.databases.postgres import Postgres
+from sink.databases.tables import database_table, expanded
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError, summary
@@ -23,8 +25,6 @@ from sink.table.plan import plan_table
 from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import property_prefix
 from sink.verify.comparison import Difference
-from sink.verify.mysql import MySQL
-from sink.verify.postgres import Postgres
 from sink.verify.rounds import Outcome, Patience, Rounds, Verdict
 from sink.verify.source import SparkTable, VerifySource
 from sink.verify.topic import Topic
@@ -32,11 +32,11 @@ from sink.verify.topic import Topic
 log = logging.getLogger("rowdelta")
 
 _PACKAGES = "spark.jars.packages"
-_REFERENCE = re.compile(r"\$(?:(\d+)|\{(\d+)\})")
 _TEXT_LENGTH = 60
 _WAY_OUT = (
     "Say with what it is compared: verify: {url: 'jdbc:postgresql://host:5432/db', user: …, password: '${…}'} for all "
-    "tables or in tables[], or verify: {spark_table: catalog.namespace.table} (see docs/verify.md)."
+    "tables or in tables[], the same as source.database, or verify: {spark_table: catalog.namespace.table} (see "
+    "docs/verify.md)."
 )
 
 
@@ -171,7 +171,7 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
     key = table_key(config, resolved, target, SparkSample(spark, config, section, open_source(spark, config, {})))
     plan = plan_table(catalogs, config, with_key(resolved, key), target)
     topic = Topic(spark, config, plan) if config.source.type == "kafka" else None
-    source = _source(spark, resolved, wanted)
+    source = _source(spark, resolved, wanted, config.source.database)
     try:
         patience = Patience(wanted.settle_seconds, timeout)
         outcome = Rounds(plan, target, source, topic, property_prefix(config), patience, limit).run()
@@ -186,44 +186,21 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
     return outcome
 
 
-def _source(spark: SparkSession, resolved: ResolvedTable, section: VerifySection) -> VerifySource:
+def _source(
+    spark: SparkSession, resolved: ResolvedTable, section: VerifySection, of_source: DatabaseSection | None
+) -> VerifySource:
+    """:param of_source: `source.database`."""
     if section.spark_table is not None:
-        return SparkTable(spark, _expanded(resolved, section.spark_table))
-    if section.url is None:
+        return SparkTable(spark, expanded(resolved, section.spark_table))
+    database = section.database
+    if database is None:
         raise ConfigError(f"{resolved.path}: verify has neither url nor spark_table. {_WAY_OUT}")
-    return _database(section.url)(spark, section, database_table(resolved, section.table))
-
-
-def database_table(resolved: ResolvedTable, configured: str | None) -> str:
-    """The database's table.
-
-    :param configured: `verify.table`.
-    """
-    if configured is not None and (resolved.from_pattern or not _REFERENCE.search(configured)):
-        return _expanded(resolved, configured)
-    section, named = resolved.section, resolved.section.source_tables
-    if section.many_topics and configured is None:
-        raise ConfigError(
-            f"{resolved.path}.verify: {section.target} takes several topics, and a database has the rows of one. Name "
-            "a view of all that Spark reads (verify.spark_table); or verify.table, if one table has all rows."
-        )
-    # Debezium's topics are <prefix>.<schema or database>.<table>
-    source = section.source.rpartition("/")[2]
-    if len(named) == 1 and not {"*", "?"} & set(named[0]):
-        source = named[0]
-    return source.partition(".")[2] if source.count(".") > 1 else source
+    path = "verify" if of_source is None or of_source.url != database.url else "source.database"
+    return _database(database.url)(spark, database, database_table(resolved, section.table), path)
 
 
 def _database(url: str) -> type[Postgres] | type[MySQL]:
     return Postgres if url.startswith("jdbc:postgresql:") else MySQL
-
-
-def _expanded(resolved: ResolvedTable, text: str) -> str:
-    """Replace `$1` by the group of a pattern, as it is in the topic's name."""
-    match = resolved.match
-    if match is None:
-        return text
-    return _REFERENCE.sub(lambda reference: match[int(reference[1] or reference[2])] or "", text)
 
 
 def _dead_letters(spark: SparkSession, config: Config, section: TableSection) -> int:

@@ -3,7 +3,7 @@
 import re
 from typing import Annotated, Any, Literal, Self
 
-from pydantic import BeforeValidator, Field, field_validator, model_validator
+from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
 from changelog import formats
 from sink.config.base import Section, Text, as_text
@@ -95,6 +95,42 @@ class SinkSection(Section):
         return max(_READY_SECONDS, 0.0 if self.trigger == "available-now" else 3 * seconds_of(self.trigger))
 
 
+_JDBC = "jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or jdbc:mariadb://host:3306/database"
+
+
+def _is_jdbc(url: str) -> bool:
+    return re.match("jdbc:(postgresql|mysql|mariadb):", url) is not None
+
+
+def _jdbc(url: str) -> str:
+    if not _is_jdbc(url):
+        raise ValueError(f"expected {_JDBC}")
+    return url
+
+
+def _check_slot(slot: str | None, url: str | None) -> None:
+    if slot is not None and url is not None and not url.startswith("jdbc:postgresql:"):
+        raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+
+
+class DatabaseSection(Section):
+    """`source.database:` the database whose changes the messages are.
+
+    :param url: JDBC URL (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
+    :param slot: Debezium's replication slot in Postgres.
+    """
+
+    url: Annotated[Text, AfterValidator(_jdbc)]
+    user: Text | None = None
+    password: Text | None = None
+    slot: Text | None = None
+
+    @model_validator(mode="after")
+    def _slot_fits(self) -> Self:
+        _check_slot(self.slot, self.url)
+        return self
+
+
 class SourceSection(Section):
     """`source:` where changes come from, and their format."""
 
@@ -103,6 +139,7 @@ class SourceSection(Section):
     options: dict[str, Text] = Field(default_factory=dict)
     format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
     discovery_interval: Interval = "1 minute"
+    database: DatabaseSection | None = None
 
     @field_validator("format")
     @classmethod
@@ -149,7 +186,7 @@ class SourceSection(Section):
 class VerifySection(Section):
     """`verify:` the source with which `rowdelta verify` compares a table. A table's own values replace the global ones.
 
-    :param url: JDBC URL of the database (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
+    :param url: JDBC URL of the database, if it is another one than `source.database`.
     :param table: the database's table; in an entry that is a pattern, with `$1` for a group of its source. By default
         what the topic's name has after its first part.
     :param spark_table: any table that Spark reads, in place of a database.
@@ -168,11 +205,8 @@ class VerifySection(Section):
     @field_validator("url")
     @classmethod
     def _url(cls, value: str | None) -> str | None:
-        if value is not None and not re.match(r"jdbc:(postgresql|mysql|mariadb):", value):
-            raise ValueError(
-                "expected jdbc:postgresql://host:5432/database, jdbc:mysql://host:3306/database or "
-                "jdbc:mariadb://host:3306/database; for anything else that Spark can read, write spark_table"
-            )
+        if value is not None and not _is_jdbc(value):
+            raise ValueError(f"expected {_JDBC}; for anything else that Spark can read, write spark_table")
         return value
 
     @model_validator(mode="after")
@@ -181,9 +215,15 @@ class VerifySection(Section):
             for name in ("url", "user", "password", "table", "slot"):
                 if getattr(self, name) is not None:
                     raise MisplacedError(f"{name} is of a database, and spark_table is given too. Keep one", name)
-        if self.slot is not None and self.url is not None and not self.url.startswith("jdbc:postgresql:"):
-            raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+        _check_slot(self.slot, self.url)
         return self
+
+    @property
+    def database(self) -> DatabaseSection | None:
+        """The database with which a table is compared. None if it is no database."""
+        if self.url is None:
+            return None
+        return DatabaseSection(url=self.url, user=self.user, password=self.password, slot=self.slot)
 
     @property
     def settle_seconds(self) -> float:

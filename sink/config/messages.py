@@ -7,7 +7,14 @@ from pydantic import (
     BaseModel,
 )
 
-from sink.config.job_sections import HttpSection, IndexSection, SinkSection, SourceSection, VerifySection
+from sink.config.job_sections import (
+    DatabaseSection,
+    HttpSection,
+    IndexSection,
+    SinkSection,
+    SourceSection,
+    VerifySection,
+)
 from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, RewriteSection
 from sink.config.model import Config
 from sink.config.options import (
@@ -116,6 +123,8 @@ def _known_keys(path: tuple[str | int, ...]) -> list[str]:
         return [*TableSource.model_fields, "table"]
     if path == ("sink", "http"):
         model = HttpSection
+    if path == ("source", "database"):
+        model = DatabaseSection
     return [field.alias or name for name, field in model.model_fields.items()]
 
 

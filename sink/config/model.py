@@ -446,15 +446,16 @@ class Config(Section):
         return properties.get("warehouse") if has_folders(properties) else None
 
     def verify_of(self, table: TableSection) -> VerifySection | None:
-        """With what a table is compared: the global section, with the table's own values in place of its. None if
-        there is none.
+        """With what a table is compared: the source's database, with the values of the global section in place of its,
+        and with the table's own values in place of theirs. None if there is none.
         """
-        if self.verify is None or table.verify is None:
-            return table.verify or self.verify
-        given, own = (section.model_dump(exclude_unset=True) for section in (self.verify, table.verify))
-        if "spark_table" in own or "url" in own:  # another source, to which nothing else of the global one belongs
-            given = {name: value for name, value in given.items() if name == "settle"}
-        return VerifySection.model_validate(given | own)
+        sections = [section for section in (self.source.database, self.verify, table.verify) if section is not None]
+        found: dict[str, Any] = {}
+        for own in (section.model_dump(exclude_unset=True) for section in sections):
+            if "spark_table" in own or "url" in own:  # another source, to which nothing else of the others belongs
+                found = {name: value for name, value in found.items() if name == "settle"}
+            found |= own
+        return VerifySection.model_validate(found) if sections else None
 
     def maintenance_of(self, table: TableSection) -> MaintenanceSection:
         """What is done for a table: the global section, with the table's own values in place of its."""

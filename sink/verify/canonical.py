@@ -1,8 +1,8 @@
 """The form in which rows of the source and of the table are compared, and hashes of it.
 
 Both sides are brought into the types of the table's columns, or into another type that both can have. The source's side
-is in `sink.verify.conversion`. Here is what is done to both: parts of arrays, maps and structs become JSON text, since
-Spark compares no maps, and its hashes skip nulls.
+is in `sink.databases.conversion`. Here is what is done to both: parts of arrays, maps and structs become JSON text,
+since Spark compares no maps, and its hashes skip nulls.
 
 A *canonical frame* has a column `v0`, `v1`, … for each compared column. For each of them whose value may not fit there
 is also a text `m0`, …: the value as the other side has it if it doesn't fit, else null.

@@ -28,6 +28,8 @@ from pyspark.sql import types as T
 
 from changelog.amounts import amount
 from changelog.rows import PREFIX
+from sink.databases.conversion import Conversion, Kind, Selected, conversion
+from sink.databases.reading import Delivered, Keys
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.sources.source import Position
 from sink.spark.expressions import quoted
@@ -48,8 +50,7 @@ from sink.verify.comparison import (
     in_buckets,
     shown_differences,
 )
-from sink.verify.conversion import Conversion, Kind, Selected, conversion
-from sink.verify.source import Delivered, Keys, VerifySource
+from sink.verify.source import VerifySource
 from sink.verify.topic import Topic, TopicChanges
 
 _ROUNDS = 6

@@ -1,56 +1,16 @@
-"""What `rowdelta verify` compares a table with: a database, or a table that Spark reads.
-
-A reading of a source is of one point in its history. It is taken as fast as possible, so that no transaction stays open
-in the database while the sink catches up.
-"""
+"""What `rowdelta verify` compares a table with: a database, or a table that Spark reads."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
-from dataclasses import dataclass
-from enum import Enum, auto
 from typing import Protocol
 
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import SparkSession
 
+from sink.databases.conversion import Kind, Selected
+from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_message
-from sink.verify.conversion import Kind, Selected
-
-
-class Delivered(Enum):
-    """Whether the topic has all changes that a reading saw."""
-
-    YES = auto()
-    TO_CONNECTOR = auto()
-    """The database has given them to the connector, which needs some time to write them."""
-    NOT_YET = auto()
-    UNKNOWN = auto()
-    """The database doesn't tell."""
-
-
-@dataclass(frozen=True)
-class Keys:
-    """Only rows with these keys are wanted. A source may give others too.
-
-    :param columns: the key's columns in the source.
-    :param values: their values as text, one tuple a key.
-    """
-
-    columns: Sequence[str]
-    values: Sequence[tuple[str, ...]]
-
-
-@dataclass(frozen=True)
-class SourceRows:
-    """Rows of one point in the source's history.
-
-    :param frame: has a column for each one that was asked for, of its own name.
-    :param position: the point, in words: an LSN, a GTID. Empty if the source has none.
-    """
-
-    frame: DataFrame
-    position: str
 
 
 class VerifySource(Protocol):

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from sink.commands.verify import database_table
 from sink.config import Config, PartitionField, load
+from sink.databases.tables import database_table
 from sink.errors import ConfigError
 from sink.table.patterns import resolve_tables
 
@@ -524,6 +524,36 @@ def test_a_table_has_its_own_verify_section_in_place_of_the_global_one(tmp_path:
         "settle": "1 second",
     }
     assert section("{spark_table: lake.backup.orders}") == {"spark_table": "lake.backup.orders"}
+
+
+def test_a_table_is_compared_with_the_sources_database(tmp_path: Path) -> None:
+    database = "source:\n  database: {url: 'jdbc:postgresql://db/shop', user: sink, password: planted, slot: debezium}"
+    text = KAFKA.replace("source:", database, 1)
+
+    def section(own: str, all_tables: str = "") -> dict[str, object]:
+        config = load_text(tmp_path, text.rstrip() + own + all_tables)
+        found = config.verify_of(config.tables[0])
+        assert found is not None
+        return found.model_dump(exclude_unset=True)
+
+    given = {"url": "jdbc:postgresql://db/shop", "user": "sink", "password": "planted", "slot": "debezium"}
+    assert section("\n") == given
+    assert section("\n    verify: {table: public.other}\n", "verify: {user: reader, password: other}\n") == given | {
+        "user": "reader",
+        "password": "other",
+        "table": "public.other",
+    }
+    assert section("\n", "verify: {url: 'jdbc:mysql://db/shop'}\n") == {"url": "jdbc:mysql://db/shop"}
+    assert section("\n", "verify: {spark_table: lake.b.o}\n") == {"spark_table": "lake.b.o"}
+    for before, after, expected in (
+        ("jdbc:postgresql", "postgresql", "source.database.url: got 'postgresql://db/shop'; expected jdbc:postgresql:"),
+        ("jdbc:postgresql", "jdbc:mysql", "source.database.slot: only Postgres has replication slots; leave it out"),
+        ("user:", "users:", "source.database.users: unknown key (did you mean 'user'?)"),
+        ("url: 'jdbc:postgresql://db/shop', ", "", "source.database.url: missing. Add it."),
+    ):
+        message = refusal(tmp_path, text.replace(before, after, 1))
+        assert expected in message
+        assert "planted" not in message
 
 
 PATTERN = (

@@ -16,17 +16,17 @@ from changelog.rows import BAD, TRUNCATE, UNAVAILABLE, BadRecord
 from sink import cli
 from sink.commands import verify as command
 from sink.commands.verify import as_json, exit_code, lines
-from sink.config import VerifySection
+from sink.config import DatabaseSection
+from sink.databases.conversion import Kind, Selected, conversion
+from sink.databases.database import connection_properties
+from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError, TemporaryError
 from sink.spark import session
 from sink.spark.versions import parse_ddl
 from sink.targets.catalogs import Catalogs
 from sink.verify import rounds
 from sink.verify.canonical import comparable
-from sink.verify.conversion import Kind, Selected, conversion
-from sink.verify.database import connection_properties
 from sink.verify.rounds import Outcome, Patience, Rounds, _canonical
-from sink.verify.source import Delivered, Keys, SourceRows
 from sink.verify.topic import TopicChanges
 from tests.sink.harness import Job
 
@@ -167,7 +167,7 @@ def test_the_order_in_a_map_does_not_count_wherever_the_map_is(spark: SparkSessi
 
 def test_a_driver_does_not_wait_for_a_silent_server_without_end() -> None:
     def properties(url: str) -> Mapping[str, str]:
-        return connection_properties(VerifySection.model_validate({"url": url, "user": "u", "password": "p"}))
+        return connection_properties(DatabaseSection.model_validate({"url": url, "user": "u", "password": "p"}))
 
     account = {"user": "u", "password": "p"}
     postgres, mariadb = properties("jdbc:postgresql://db/shop"), properties("jdbc:mariadb://db/shop?sockettimeout=5")

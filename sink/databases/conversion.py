@@ -1,8 +1,8 @@
 """What a source's column is in the table: how a value that was read from the source is brought into the table's type.
 
-A database's module (`sink.verify.postgres`, `sink.verify.mysql`) selects each column by an expression whose result is
-the same in all drivers and time zones: a number, a text or bytes. Its `Kind` says what that result means. This module
-makes the table's value of it, by the rules of docs/types.md, and with Spark's functions only.
+A database's module (`sink.databases.postgres`, `sink.databases.mysql`) selects each column by an expression whose
+result is the same in all drivers and time zones: a number, a text or bytes. Its `Kind` says what that result means.
+This module makes the table's value of it, by the rules of docs/types.md, and with Spark's functions only.
 """
 
 from collections.abc import Callable

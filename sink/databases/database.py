@@ -15,12 +15,12 @@ from typing import Any, ClassVar
 from py4j.java_gateway import JavaClass
 from pyspark.sql import DataFrame, SparkSession
 
-from sink.config import VerifySection
+from sink.config import DatabaseSection
+from sink.databases.conversion import Selected
+from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.redaction import masked
 from sink.spark.java_errors import JAVA_ERRORS, java_exception, java_message
-from sink.verify.conversion import Selected
-from sink.verify.source import Delivered, Keys, SourceRows
 
 _FETCH_ROWS = "5000"
 """Rows of one round trip. By default drivers hold a whole result in memory."""
@@ -36,11 +36,14 @@ class Connection:
     """A JDBC connection in the driver's JVM.
 
     :param driver: name of the driver's class.
+    :param path: the section's place in the configuration, for messages: `verify`.
     :raises ConfigError: there is no such driver, or the database refuses user or password.
     :raises TemporaryError: the database doesn't answer.
     """
 
-    def __init__(self, spark: SparkSession, driver: str, package: str, section: VerifySection) -> None:
+    def __init__(
+        self, spark: SparkSession, driver: str, package: str, section: DatabaseSection, path: str = "verify"
+    ) -> None:
         jvm: Any = spark.sparkContext._jvm
         made: Any = jvm
         for part in driver.split("."):
@@ -48,6 +51,7 @@ class Connection:
         if not isinstance(made, JavaClass):
             raise ConfigError(f"Spark was started without the driver {driver}. Start it with --packages {package}.")
         self._section = section
+        self._path = path
         properties = jvm.java.util.Properties()
         for name, value in connection_properties(section).items():
             properties.setProperty(name, value)
@@ -111,17 +115,17 @@ class Connection:
         state = ""
         with suppress(*JAVA_ERRORS, TypeError):
             state = str(cause.getSQLState())
-        place = masked(str(self._section.url))
+        found, path = f"{self._path}: {masked(self._section.url)} {what}: {message}", self._path
         if state.startswith(_REFUSED):
-            return ConfigError(f"verify: {place} {what}: {message}. Correct verify.url, verify.user, verify.password.")
-        return TemporaryError(f"verify: {place} {what}: {message}. Run again when it answers, or correct verify.url.")
+            return ConfigError(f"{found}. Correct {path}.url, {path}.user, {path}.password.")
+        return TemporaryError(f"{found}. Run again when it answers, or correct {path}.url.")
 
 
-def connection_properties(section: VerifySection) -> dict[str, str]:
+def connection_properties(section: DatabaseSection) -> dict[str, str]:
     """Who connects, and how long the driver waits for an answer. A connection that a firewall or a crash of the server
     has cut would be waited for without end. What the URL says wins.
     """
-    url = str(section.url)
+    url = section.url
     second = 1 if url.startswith("jdbc:postgresql:") else 1000  # the driver of MariaDB counts milliseconds
     defaults = {"socketTimeout": str(_SOCKET_TIMEOUT * second), "tcpKeepAlive": "true"}
     named = {name: value for name, value in defaults.items() if not re.search(rf"[?&]{name}=", url, re.IGNORECASE)}
@@ -129,9 +133,9 @@ def connection_properties(section: VerifySection) -> dict[str, str]:
     return named | {name: value for name, value in given.items() if value is not None}
 
 
-def address(section: VerifySection) -> str:
+def address(section: DatabaseSection) -> str:
     """The JDBC URL for the drivers and for Spark's dialects. The driver of MariaDB is used for MySQL too."""
-    url = str(section.url)
+    url = section.url
     if url.startswith("jdbc:postgresql:"):
         return url
     # Spark's dialect for MySQL quotes names as both do; it has none for MariaDB, and would quote as in standard SQL
@@ -142,8 +146,8 @@ def address(section: VerifySection) -> str:
 class Database(ABC):
     """One table of a database.
 
-    :param section: with a URL.
     :param table: the table, as `schema.table`.
+    :param path: the section's place in the configuration, for messages: `verify`.
     :raises ConfigError: the database refuses the user, or there is no such table.
     :raises TemporaryError: the database doesn't answer.
     """
@@ -153,12 +157,13 @@ class Database(ABC):
     package: ClassVar[str]
     """Maven coordinates of the driver."""
 
-    def __init__(self, spark: SparkSession, section: VerifySection, table: str) -> None:
-        self.name = f"{table} of {masked(str(section.url))}"
+    def __init__(self, spark: SparkSession, section: DatabaseSection, table: str, path: str = "verify") -> None:
+        self.name = f"{table} of {masked(section.url)}"
         self._spark = spark
         self._section = section
         self._table = table
-        self._connection = Connection(spark, self.driver, self.package, section)
+        self._path = path
+        self._connection = Connection(spark, self.driver, self.package, section, path)
         try:
             self._known, self._unknown = self._find_columns()
         except BaseException:

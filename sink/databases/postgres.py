@@ -4,10 +4,10 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
+from sink.databases.conversion import Kind, Selected
+from sink.databases.database import INTEGER, Database
+from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError
-from sink.verify.conversion import Kind, Selected
-from sink.verify.database import INTEGER, Database
-from sink.verify.source import Delivered, Keys, SourceRows
 
 _PAGES_A_TASK = 2_000
 """Of 8 KB. A smaller table is read by one task."""
@@ -77,7 +77,8 @@ class Postgres(Database):
         ]
         if wanted is not None and not slots:
             raise ConfigError(
-                f"verify.slot: {self.name} has no logical replication slot {wanted!r}. Correct it, or leave it out."
+                f"{self._path}.slot: {self.name} has no logical replication slot {wanted!r}. Correct it, or leave it "
+                "out."
             )
         if not slots:
             return Delivered.UNKNOWN, "no connector reads from the database"
@@ -93,7 +94,7 @@ class Postgres(Database):
         known, unknown = {}, {}
         found = self._connection.rows(_COLUMNS, self._quoted_table)
         if not found:
-            raise ConfigError(f"verify: there is no table {self.name}. Correct verify.table or verify.url.")
+            raise ConfigError(f"{self._path}: there is no table {self.name}. Correct verify.table or {self._path}.url.")
         for row in found:
             name, type_name, type_kind, modifier, element, element_kind = map(str, row)
             column = self._quoted(name)

@@ -3,10 +3,10 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 
+from sink.databases.conversion import Kind, Selected
+from sink.databases.database import INTEGER, Database
+from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError, RowdeltaError
-from sink.verify.conversion import Kind, Selected
-from sink.verify.database import INTEGER, Database
-from sink.verify.source import Delivered, Keys, SourceRows
 
 _BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _COLUMNS = """
@@ -62,7 +62,7 @@ class MySQL(Database):
             schema = found or ""
         rows = self._connection.rows(_COLUMNS, schema, table)
         if not rows:
-            raise ConfigError(f"verify: there is no table {self.name}. Correct verify.table or verify.url.")
+            raise ConfigError(f"{self._path}: there is no table {self.name}. Correct verify.table or {self._path}.url.")
         known, unknown = {}, {}
         for name, data_type, column_type, scale, digits in rows:
             selected = _selected(self._quoted(str(name)), str(data_type), str(column_type), scale, digits)

@@ -1,0 +1,1 @@
+"""Reads tables of databases: all rows of one moment by JDBC, and parts of a table by binary COPY."""
