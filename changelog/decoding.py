@@ -181,12 +181,14 @@ def decoded_together(
     """Decode the same raw records for several tables. For each batch, each decoder's changelog rows. Tables whose
     messages a format reads alike (`ChangelogSpec.of_messages`) have one format, which reads them once.
     """
-    readers, tasks = dict[str, _Reader](), list[_TaskDecoder]()
-    for decoder in decoders:
-        spec = decoder.spec.of_messages
+    readers = dict[str, _Reader]()
+
+    def reader(name: str, spec: ChangelogSpec) -> _Reader:
         if repr(spec) not in readers:
-            readers[repr(spec)] = _Reader(decoder.format, spec)
-        tasks.append(_TaskDecoder(decoder.format, decoder.spec, readers[repr(spec)]))
+            readers[repr(spec)] = _Reader(name, spec)
+        return readers[repr(spec)]
+
+    tasks = [_TaskDecoder(decoder.format, decoder.spec, reader) for decoder in decoders]
     for batch in batches:
         if batch.num_rows:
             made = [
@@ -250,15 +252,25 @@ class _Reader:
 
 
 class _TaskDecoder:
-    def __init__(self, format_name: str, spec: ChangelogSpec, reader: _Reader) -> None:
-        self._spec = spec
+    """:param reader: returns the reader of a format for what it may look at. Tasks may have it in common."""
+
+    def __init__(
+        self, format_name: str, spec: ChangelogSpec, reader: Callable[[str, ChangelogSpec], _Reader]
+    ) -> None:
         self._format_name = format_name
-        self._reader = reader
+        self._find_reader = reader
+        self._follow(spec)
         self._schema = _read_schema(spec)
         self._targets = {column.name: _target(column) for column in spec.columns}
         self._evolves = spec.schema_changes != "ignore"
         self.observed: Observed = {}
         self.stated: Stated = {}
+
+    def _follow(self, spec: ChangelogSpec) -> None:
+        self._spec = spec
+        self._reader = self._find_reader(self._format_name, spec.of_messages)
+        # of a topic with several tables, the names are read once for all of them, and then each reads its own messages
+        self._names = self._find_reader(self._format_name, spec.of_names) if spec.is_mixed else self._reader
 
     def decode(self, raw: pa.RecordBatch) -> Iterator[pa.RecordBatch]:
         """The changes of a batch, and its bad records.
@@ -280,8 +292,6 @@ class _TaskDecoder:
                 if not self._spec.show_values:
                     raise failure from None  # the log would have the cause, with its message
                 raise failure from error
-            # the format may have learned only half of something
-            self._reader = _Reader(self._format_name, self._spec.of_messages)
             if raw.num_rows == 1:
                 bad = _Bad()
                 reason = f"{_DECODER_FAILED}{told(error, visible=self._spec.show_values)}"
@@ -301,16 +311,21 @@ class _TaskDecoder:
         return isinstance(error, _OF_THE_CODE) and not isinstance(error, pa.ArrowException)
 
     def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
+        found = self._names.read(raw)
+        places: Stated = {name: first_place(raw, rows) for name, rows in named(found).items()}
+        self.stated = merged_facts(self.stated, places)
+        if self._spec.source_tables and (others := strangers(found, self._spec.source_tables)):
+            return self._decoded_without(raw, found, others)
+        return self._rows(raw, self._reader.read(raw))
+
+    def _rows(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> pa.Table:
+        """The changes in records that are all of the table, and the bad ones among them."""
         bad = _Bad()
         parts: list[tuple[npt.NDArray[np.int64], dict[str, pa.Array]]] = []
         places: list[Ints] = []
         has_images = False
         keys: list[MessageKey] = []
         keyless: list[Rejected] = []
-        parsed = self._reader.read(raw)
-        self._state_tables(raw, parsed)
-        if self._spec.source_tables and (others := strangers(parsed, self._spec.source_tables)):
-            return self._decoded_without(raw, parsed, others)
         for found in parsed:
             if isinstance(found, Rejected):
                 keyless.append(found)
@@ -374,13 +389,9 @@ class _TaskDecoder:
         numbers = raw.column(column)
         return partition_numbers(raw.column("source"), numbers) if self._spec.many_topics else numbers
 
-    def _state_tables(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> None:
-        places: Stated = {name: first_place(raw, rows) for name, rows in named(parsed).items()}
-        self.stated = merged_facts(self.stated, places)
-
-    def _decoded_without(self, raw: pa.RecordBatch, parsed: Sequence[Found], others: Mapping[str, Any]) -> pa.Table:
+    def _decoded_without(self, raw: pa.RecordBatch, found: Sequence[Found], others: Mapping[str, Any]) -> pa.Table:
         """Decode a batch without the messages of other tables. Those that would have changed rows are bad records."""
-        effective = [part.record.to_numpy() for part in parsed if isinstance(part, Changes | Rejected)]
+        effective = [part.record.to_numpy() for part in found if isinstance(part, Changes | Rejected)]
         bad, strange = _Bad(), np.concatenate(list(others.values()))
         elsewhere = self._spec.taken_elsewhere
         for name, rows in ((name, rows) for name, rows in others.items() if not takes(elsewhere, name)):
@@ -388,9 +399,11 @@ class _TaskDecoder:
             bad.add(told, BadRecord.OTHER_TABLE, self._spec.other_table(name))
         rest = np.setdiff1d(np.arange(raw.num_rows), with_tombstones(raw, strange))
         if not self._spec.is_mixed:  # nobody knew until now
-            self._spec = replace(self._spec, is_mixed=True)
-            self._reader = _Reader(self._format_name, self._spec.of_messages)
-        tables = [self._decoded(raw.take(pa.array(rest)))] if len(rest) else []
+            self._follow(replace(self._spec, is_mixed=True))
+        tables = []
+        if len(rest):
+            own = raw.take(pa.array(rest))
+            tables = [self._rows(own, self._reader.read(own))]
         if bad.errors and not self._spec.ignores_other_tables:
             tables.append(self._bad_rows(raw, bad))
         return pa.concat_tables(tables).combine_chunks() if tables else self._schema.empty_table()

@@ -166,6 +166,11 @@ class ChangelogSpec:
         )
 
     @property
+    def of_names(self) -> "ChangelogSpec":
+        """What a format may look at to tell only which tables messages are of, and which of them change rows."""
+        return ChangelogSpec((), (), options=self.options, is_mixed=True, show_values=self.show_values)
+
+    @property
     def tells_partial(self) -> bool:
         """Decoded rows tell which of them are partial."""
         return self.keeps_unavailable or self.keeps_late or bool(self.ignored_nulls)

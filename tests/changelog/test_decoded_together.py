@@ -46,10 +46,10 @@ def counted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     return Counted.read
 
 
-def message(number: int, op: str, **row: Any) -> Message:
+def message(number: int, op: str, source: dict[str, str] | None = None, **row: Any) -> Message:
     image = {"id": number % 3, "region": "eu", "note": None, "seq": number, **row}
     sides = {"before": image if op != "c" else None, "after": image | {"note": "n"} if op != "d" else None}
-    return Message({**sides, "op": op, "source": {"ts_ms": number}}, number, {"id": image["id"]})
+    return Message({**sides, "op": op, "source": {"ts_ms": number, **(source or {})}}, number, {"id": image["id"]})
 
 
 BATCHES = [
@@ -102,3 +102,16 @@ def test_each_table_gets_what_it_gets_alone(
         assert found
     if not poison:
         assert sorted(counted) == sorted([3, 4, 3] * times)
+
+
+def test_of_a_topic_with_several_tables_names_are_read_once_and_each_message_once(counted: list[int]) -> None:
+    tables = ["orders", "items", "orders", "users", "orders", "items"]
+    sources = [{"db": "shop", "table": table} for table in tables]
+    batch = raw_records([message(n, "c", source=source) for n, source in enumerate(sources)])
+    entries = {
+        "orders": replace(FIRST, source_tables=("shop.orders",), is_mixed=True, ignores_other_tables=True),
+        "items": replace(FIRST, columns=FIRST.columns[:2], source_tables=("shop.items",), is_mixed=True),
+    }
+    made = list(decoded_together([ChangelogDecoder("debezium-json", table) for table in entries.values()], [batch]))
+    assert [sum(map(len, rows)) for rows in made[0]] == [3, 6], "of items, what no entry takes is a bad record"
+    assert sorted(counted) == [2, 3, 6]

@@ -1,5 +1,6 @@
 """A message of another table of the source changes nothing: no row, no key, no column, whatever the format."""
 
+import itertools
 import json
 from collections.abc import Callable
 from typing import Any
@@ -102,11 +103,12 @@ def test_other_tables_change_nothing(name: str, made: Made, options: dict[str, s
     if made in (flattened, dms, maxwell):
         del changes[4]  # in flattened rows there is none
     records = raw_records(batch(made, *changes))
-    for others in (False, True):
+    for others, is_mixed in itertools.product((False, True), repeat=2):
         table = spec(
             COLUMNS,
             options=options,
             source_tables=("shop.orders",),
+            is_mixed=is_mixed,
             ignores_other_tables=others,
             schema_changes="evolve",
         )
@@ -128,8 +130,9 @@ def test_what_no_row_depends_on_is_no_bad_record(name: str, made: Made, options:
     if made in (ogg, flattened):
         return  # they have no such messages
     records = raw_records(batch(made, ("customers", "none", None), ("orders", "insert", {"id": 1, "name": "pen"})))
-    found = decode(name, records, spec(COLUMNS, options=options, source_tables=("shop.orders",)))
-    assert [(d.kind, d.error) for d in found] == [("+I", None)]
+    for is_mixed in (False, True):
+        table = spec(COLUMNS, options=options, source_tables=("shop.orders",), is_mixed=is_mixed)
+        assert [(d.kind, d.error) for d in decode(name, records, table)] == [("+I", None)]
 
 
 @each_format

@@ -76,10 +76,10 @@ def run_shares(
 
 
 def _alike(shares: Mapping[str, Share]) -> Collection[dict[str, Share]]:
-    """Tables that take the same records, and whose messages a format reads alike."""
+    """Tables that take the same records."""
     groups: dict[str, dict[str, Share]] = {}
     for table, share in shares.items():
-        groups.setdefault(repr((share.begin, share.decoder.spec.of_messages)), {})[table] = share
+        groups.setdefault(repr(share.begin), {})[table] = share
     return groups.values()
 
 
