@@ -9,7 +9,6 @@ The code runs in Spark tasks (`mapInArrow`) on Arrow record batches, and needs n
 
 import functools
 import json
-import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
@@ -40,6 +39,7 @@ from changelog.changes import (
 from changelog.ignored_nulls import ignore_nulls
 from changelog.message_keys import of_changes
 from changelog.moves import bared, moved_away, with_moves
+from changelog.observed_types import MISSING, Observed, merged_types, observed_type, wider_type
 from changelog.order_values import encoded
 from changelog.rows import (
     BAD,
@@ -62,9 +62,8 @@ from changelog.shown_values import shown, told
 from changelog.source_tables import Found, first_place, named, place_columns, strangers, takes, with_tombstones
 from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
 from changelog.topics import partition_numbers
-from changelog.values import convert, logical, readings, spark_type
-from changelog.values.defaults import with_default, without_default
-from changelog.values.encoded import MAYBE_BASE64, is_utf8
+from changelog.values import convert, readings
+from changelog.values.encoded import is_utf8
 from changelog.values.nested import has_more, is_nested, json_text, more, python_values
 
 CHANGES_PER_RECORD = 1 << 16
@@ -74,21 +73,6 @@ _OF_THE_CODE = (ImportError, NameError, SyntaxError, NotImplementedError)
 
 Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
-Observed = Mapping[str, str]
-"""What messages have and the table can't store: name of a field or column -> the Spark SQL type that it needs. An empty
-type means that the column must become optional. `int default 11` says what earlier rows have in the source, as JSON
-(`changelog.values.defaults`). `MAYBE_BASE64` is a `string` whose texts look like base64. With
-`schema_changes: fail` the type `MISSING` means that the messages lack the field.
-"""
-
-MISSING = "missing"
-
-
-def observed_type(wire: WireType) -> str:
-    """The type that a field's column needs, as in `Observed`."""
-    return MAYBE_BASE64 if wire.name == MAYBE_BASE64 else with_default(spark_type(wire).simpleString(), wire)
-
-
 Place = tuple[int, int]
 """Partition and offset of a record, or file and row."""
 Stated = Mapping[tuple[str, ...] | str, Place]
@@ -183,12 +167,12 @@ def decoded_together(
     """
     readers = dict[str, _Reader]()
 
-    def reader(name: str, spec: ChangelogSpec) -> _Reader:
+    def find_reader(name: str, spec: ChangelogSpec) -> _Reader:
         if repr(spec) not in readers:
             readers[repr(spec)] = _Reader(name, spec)
         return readers[repr(spec)]
 
-    tasks = [_TaskDecoder(decoder.format, decoder.spec, reader) for decoder in decoders]
+    tasks = [_TaskDecoder(decoder.format, decoder.spec, find_reader) for decoder in decoders]
     for batch in batches:
         if batch.num_rows:
             made = [
@@ -254,9 +238,7 @@ class _Reader:
 class _TaskDecoder:
     """:param reader: returns the reader of a format for what it may look at. Tasks may have it in common."""
 
-    def __init__(
-        self, format_name: str, spec: ChangelogSpec, reader: Callable[[str, ChangelogSpec], _Reader]
-    ) -> None:
+    def __init__(self, format_name: str, spec: ChangelogSpec, reader: Callable[[str, ChangelogSpec], _Reader]) -> None:
         self._format_name = format_name
         self._find_reader = reader
         self._follow(spec)
@@ -670,7 +652,7 @@ class _TaskDecoder:
         """Observe the wider type that would hold some of the values that don't fit, if there is such a type."""
         if not self._evolves or column.is_uuid or column.name in self._spec.key:
             return  # keys may not change
-        wider = _wider(column.type, wire.type)
+        wider = wider_type(column.type, wire.type)
         if wider is None:
             return
         _, still = convert(Wire(wire.values.filter(misfit), wire.type), to_arrow_type(wider))
@@ -776,42 +758,6 @@ def _flags(values: pa.Array | None) -> Mask | None:
     return None if values is None else values.to_numpy(zero_copy_only=False)
 
 
-def _wider(dtype: T.DataType, wire: WireType) -> T.DataType | None:
-    """The type that Iceberg can promote a column to (spec, Schema Evolution), or None. A decimal gets the precision
-    that the message's schema states, or 38.
-    """
-    if wire.name in logical.FINER_THAN_MILLIS:
-        return None
-    if isinstance(dtype, T.ByteType | T.ShortType | T.IntegerType):
-        return T.LongType()
-    if isinstance(dtype, T.FloatType):
-        return T.DoubleType()
-    if isinstance(dtype, T.DecimalType) and dtype.precision < 38:
-        declared = spark_type(wire)
-        if isinstance(declared, T.DecimalType) and is_wider(declared, dtype) and "scale" in wire.parameters:
-            return declared
-        return T.DecimalType(38, dtype.scale)
-    return None
-
-
-def is_wider(dtype: T.DataType, other: T.DataType) -> bool:
-    """Whether a column may be promoted from `other` to `dtype`, as Iceberg allows."""
-    if isinstance(dtype, T.DecimalType) and isinstance(other, T.DecimalType):
-        return bool(dtype.scale == other.scale and dtype.precision > other.precision)
-    return (isinstance(other, T.IntegerType) and isinstance(dtype, T.LongType)) or (
-        isinstance(other, T.FloatType) and isinstance(dtype, T.DoubleType)
-    )
-
-
-def merged_types(first: Observed, second: Observed) -> dict[str, str]:
-    """For each name a type that holds the values of both. If two types differ, it is the wider number, or else text."""
-    result = dict(first)
-    for name, dtype in second.items():
-        known = result.get(name, dtype)
-        result[name] = dtype if known == dtype else _common_type(known, dtype)
-    return result
-
-
 def merged_facts(first: Stated, second: Stated) -> Stated:
     """All that both state, each with the place where it occurs first."""
     return {
@@ -828,40 +774,6 @@ def _reasons(found: Rejected) -> Sequence[str] | str:
 def _place(raw: pa.RecordBatch, row: int) -> tuple[int, int]:
     partition, offset = (raw.column(name)[row].as_py() for name in ("partition", "offset"))
     return (-1 if partition is None else partition, -1 if offset is None else offset)
-
-
-def _common_type(first: str, second: str) -> str:
-    for some in ("", MISSING):  # neither contradicts a type, so the type wins
-        if some in (first, second):
-            return second if first == some else first
-    # nothing says which of two defaults earlier rows have
-    first, second = without_default(first), without_default(second)
-    if first == second:
-        return first
-    if {first, second} <= _INTEGERS.keys():
-        return max(first, second, key=lambda name: _INTEGERS[name])
-    if {first, second} <= {*_INTEGERS, "float", "double"}:
-        return "double"
-    one, other = _decimal(first), _decimal(second)
-    if one is None or other is None:
-        return "string"
-    scale, whole = max(one[1], other[1]), max(one[0] - one[1], other[0] - other[1])
-    return f"decimal({whole + scale},{scale})" if whole + scale <= 38 else "string"
-
-
-def _decimal(name: str) -> tuple[int, int] | None:
-    """Precision and scale of the narrowest decimal that holds every value of the type. None if the type is neither an
-    integer nor a decimal.
-    """
-    if name in _INTEGERS:
-        return _INTEGERS[name], 0
-    found = _DECIMAL.fullmatch(name)
-    return (int(found[1]), int(found[2])) if found else None
-
-
-_DECIMAL = re.compile(r"decimal\((\d+),(\d+)\)")
-_INTEGERS = {"tinyint": 3, "smallint": 5, "int": 10, "bigint": 19}
-"""The most decimal digits of a value of each integer type."""
 
 
 def _empty(schema: pa.Schema) -> pa.RecordBatch:

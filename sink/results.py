@@ -103,7 +103,7 @@ class ShareResult:
     """What a task wrote of one of several tables.
 
     :param table: its `TableSection.id`.
-    :param observed: what the table can't store (`changelog.decoding.Observed`).
+    :param observed: what the table can't store (`changelog.observed_types.Observed`).
     :param stated: what the messages state.
     """
 

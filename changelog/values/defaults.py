@@ -34,7 +34,7 @@ def with_default(dtype: str, wire: WireType) -> str:
 
 
 def without_default(observed: str) -> str:
-    """The type in an observed type (`changelog.decoding.Observed`)."""
+    """The type in an observed type (`changelog.observed_types.Observed`)."""
     return observed.partition(_MARK)[0]
 
 

@@ -37,8 +37,8 @@ from pyspark.sql import types as T
 from pyspark.sql.pandas.types import from_arrow_type
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import is_wider
 from changelog.formats.row_kind_parquet import MOST_BYTES, SOURCE, columns_to_read
+from changelog.observed_types import is_wider
 from changelog.rows import BLOCK, FILE, PREFIX, ROW
 from changelog.spec import ChangelogSpec
 from sink.config import Config, TableSection

@@ -7,7 +7,8 @@ from typing import ClassVar, TypeVar
 from pyspark import SparkContext
 from pyspark.accumulators import Accumulator, AccumulatorParam, _accumulatorRegistry
 
-from changelog.decoding import Stated, merged_facts, merged_types
+from changelog.decoding import Stated, merged_facts
+from changelog.observed_types import merged_types
 
 T = TypeVar("T")
 Value = TypeVar("Value")
@@ -48,7 +49,7 @@ class Counts(AccumulatorParam[dict[str, int]]):
 
 
 class ObservedTypes(AccumulatorParam[dict[str, str]]):
-    """Types that decoders saw and that the table can't store (`changelog.decoding.Observed`)."""
+    """Types that decoders saw and that the table can't store (`changelog.observed_types.Observed`)."""
 
     def zero(self, value: dict[str, str]) -> dict[str, str]:
         return {}

@@ -21,7 +21,7 @@ from sink.table.table_plan import TablePlan
 class RecordDecoder:
     """Decodes one table's records in Python.
 
-    :param observe: is called with types that the table can't store (`changelog.decoding.Observed`). Parquet files
+    :param observe: is called with types that the table can't store (`changelog.observed_types.Observed`). Parquet files
         declare theirs.
     :param observe_stated: is called with what messages state of their table (`changelog.decoding.Stated`).
     :param batch_rows: most rows of the batches that tasks make.

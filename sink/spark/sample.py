@@ -49,7 +49,7 @@ class SparkSample:
         self._source = source
 
     def columns(self) -> dict[str, str] | None:
-        """Name -> type of each field, as in `changelog.decoding.Observed`. None if the source has no messages yet.
+        """Name -> type of each field (`changelog.observed_types.Observed`). None if the source has no messages yet.
 
         If the messages have a schema, the types are exact. For plain JSON they are a guess, so the user should look at
         them (`rowdelta check`).

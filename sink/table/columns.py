@@ -152,7 +152,7 @@ def check_ordered(name: str, dtype: T.DataType, path: str) -> None:
 
 
 def column_type(observed: str) -> str:
-    """The Spark SQL type of the column for an observed type (`changelog.decoding.Observed`)."""
+    """The Spark SQL type of the column for an observed type (`changelog.observed_types.Observed`)."""
     return "string" if observed == MAYBE_BASE64 else without_default(observed)
 
 

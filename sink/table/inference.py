@@ -11,9 +11,9 @@ import pyarrow as pa
 
 from changelog import formats
 from changelog.changes import RAW_SCHEMA, BadOptionError, Changes, FormatError, MessageKey, Rejected, UnavailableError
-from changelog.decoding import merged_types, observed_type
 from changelog.foreign_messages import Unrecognized
 from changelog.message_keys import of_changes
+from changelog.observed_types import merged_types, observed_type
 from changelog.parse.schema_registry import connect
 from changelog.recognition import NO_ROWS, Recognized, is_foreign, other_format, recognize
 from changelog.shown_values import told

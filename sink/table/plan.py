@@ -11,8 +11,8 @@ from pyspark.sql import types as T
 
 from changelog import formats
 from changelog.changes import BadOptionError
-from changelog.decoding import MISSING, Observed, is_wider, merged_types
 from changelog.formats.row_kind_parquet import columns_to_read
+from changelog.observed_types import MISSING, Observed, is_wider, merged_types
 from changelog.rows import PREFIX, SoftDelete
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values.defaults import default_of

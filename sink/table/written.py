@@ -74,7 +74,7 @@ class Written:
     :param truncates: how often the source emptied the table. The files then have all rows that it has now.
     :param tasks: number of tasks.
     :param contents: number of files of the table and their bytes, by content.
-    :param observed: what the messages have and the table can't store (`changelog.decoding.Observed`).
+    :param observed: what the messages have and the table can't store (`changelog.observed_types.Observed`).
     :param stated: keys and tables that the messages state.
     """
 

@@ -9,7 +9,8 @@ import pytest
 from pyspark.sql import types as T
 
 from changelog.changes import RAW_SCHEMA
-from changelog.decoding import ChangelogDecoder, merged_types, observed_type
+from changelog.decoding import ChangelogDecoder
+from changelog.observed_types import merged_types, observed_type
 from changelog.parse.avro_records import unknown
 from changelog.parse.avro_schema import parse
 from changelog.parse.connect_json import wire_type

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from changelog.decoding import MISSING, merged_types
+from changelog.observed_types import MISSING, merged_types
 from changelog.values.encoded import MAYBE_BASE64
 
 DECIMALS = st.integers(1, 38).flatmap(lambda p: st.integers(0, p).map(lambda s: f"decimal({p},{s})"))
