@@ -134,7 +134,8 @@ class Config(Section):
             if self.source.type == "files" and not isinstance(table.feed.topic, str):
                 raise MisplacedError(
                     f"got {table.source}, expected one directory, or a regular expression for several with a target "
-                    "such as lake.shop.$1: a table has its position in one directory",
+                    "such as lake.shop.$1: a table has its position in one directory. With recursiveFileLookup among "
+                    "source.options that is also the folder in which several directories are",
                     *("tables", number, "source"),
                 )
             if self.source.type == "files" and (record := next(iter(set(table.record_columns) & set(table.key)), None)):
