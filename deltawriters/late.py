@@ -14,7 +14,7 @@ import pyarrow.compute as pc
 from changelog.rows import BAD, HASH, KIND, LATE_REASON, BadRecord, RowKind, order_column
 from deltawriters import tombstones
 from deltawriters.arrow_types import storage
-from deltawriters.keyindex import low_hash
+from deltawriters.keyindex import distinct, low_hash
 from deltawriters.partial import as_letters
 from deltawriters.resolve import IndexTask, key_columns
 from deltawriters.table import TableSpec
@@ -50,8 +50,10 @@ class LateChanges:
         high = changes.column(HASH).to_numpy().view(np.uint64)
         keys = pa.Table.from_batches([changes.select(self._key)])
         low = low_hash(key_columns(self._table, keys), slice_.base)
-        located = slice_.probe(high, low, index.first, index.last)
-        is_late = pc.less(self.order.of_changes(changes), located.latest)
+        number, high, low = distinct(high, low)  # an update is two changes of a key, and a hot key has many
+        latest = slice_.probe(high, low, index.first, index.last).latest
+        assert latest is not None
+        is_late = pc.less(self.order.of_changes(changes), latest.take(pa.array(number)))
         if not pc.any(is_late).as_py():
             return changes, changes.slice(0, 0)
         return changes.filter(pc.invert(is_late)), changes.filter(is_late)

@@ -38,7 +38,7 @@ The committer records which runs and dead files belong to which table snapshot. 
 `CorruptIndexError`; then the caller builds the index again from the table.
 """
 
-from deltawriters.keyindex.hashing import BASE, high_hash, low_hash, of_deletes, of_versions, random_base
+from deltawriters.keyindex.hashing import BASE, distinct, high_hash, low_hash, of_deletes, of_versions, random_base
 from deltawriters.keyindex.index import ClosedRows, IndexSlice, Located, plan_merge
 from deltawriters.keyindex.runs import (
     DELETED_BEFORE,
@@ -69,6 +69,7 @@ __all__ = [
     "Located",
     "Run",
     "RunInfo",
+    "distinct",
     "high_hash",
     "low_hash",
     "of_deletes",

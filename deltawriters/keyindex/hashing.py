@@ -120,6 +120,19 @@ def low_hash(columns: Sequence[pa.Array], base: int = BASE) -> Hashes:
     return result
 
 
+def distinct(high: Hashes, low: Hashes) -> tuple[npt.NDArray[np.int64], Hashes, Hashes]:
+    """Keys without their repeats, by `high`, and for each of n keys its number among them. In the rare case that two
+    keys have the same `high`, a key may be there more than once.
+    """
+    by_high = np.argsort(high, kind="stable")
+    high, low = high[by_high], low[by_high]
+    is_first = np.ones(len(high), np.bool_)
+    is_first[1:] = (high[1:] != high[:-1]) | (low[1:] != low[:-1])
+    number = np.empty(len(high), np.int64)
+    number[by_high] = np.cumsum(is_first) - 1
+    return number, high[is_first], low[is_first]
+
+
 def _plain(column: pa.Array) -> pa.Array:
     """The same values in a type whose buffers this module reads."""
     dtype = column.type

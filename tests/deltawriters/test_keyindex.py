@@ -31,6 +31,7 @@ from deltawriters.keyindex import (
     IndexedFile,
     IndexSlice,
     RunInfo,
+    distinct,
     hashing,
     high_hash,
     low_hash,
@@ -722,3 +723,12 @@ def test_an_entry_is_rewritten_once_a_tier() -> None:
             sizes[min(merge) : max(merge) + 1] = [total]
         assert len(sizes) <= 16
     assert rewritten == 5 * 1024 * 100  # log4(1024) tiers
+
+
+def test_distinct_keys_with_their_numbers() -> None:
+    """Also where two keys have the same high hash, and their repeats take turns."""
+    high, low = (np.array(part, np.uint64) for part in ([9, 4, 9, 4, 9, 4], [1, 2, 1, 3, 1, 2]))
+    number, *keys = distinct(high, low)
+    assert [part[number].tolist() for part in keys] == [high.tolist(), low.tolist()]
+    assert len(keys[0]) == 4, "4 is there for 2, 3 and again for 2"
+    assert np.all(np.diff(keys[0].astype(np.int64)) >= 0)
