@@ -59,7 +59,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.shown_values import shown, told
-from changelog.source_tables import Found, first_place, named, place_columns, strangers, takes, with_tombstones
+from changelog.source_tables import Found, Named, first_place, place_columns, takes, with_tombstones
 from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
 from changelog.topics import partition_numbers
 from changelog.values import convert, readings
@@ -218,17 +218,24 @@ class _Reader:
         self._make = functools.partial(formats.find(name), spec)
         self.format = self._make()
         self._has_failed = False
-        self._read: tuple[pa.RecordBatch, list[Found]] | None = None
+        self._read: tuple[pa.RecordBatch, list[Found], Named] | None = None
 
     def read(self, records: pa.RecordBatch) -> list[Found]:
         """See `Format.changes`."""
+        return self._reading(records)[1]
+
+    def named(self, records: pa.RecordBatch) -> Named:
+        return self._reading(records)[2]
+
+    def _reading(self, records: pa.RecordBatch) -> tuple[pa.RecordBatch, list[Found], Named]:
         if self._read is None or self._read[0] is not records:
             if self._has_failed:  # it may have learned only half of something
                 self.format = self._make()
             self._has_failed = True
-            self._read = records, list(self.format.changes(records))
+            found = list(self.format.changes(records))
+            self._read = records, found, Named(found)
             self._has_failed = False
-        return self._read[1]
+        return self._read
 
     def forget(self) -> None:
         """Free the memory."""
@@ -293,11 +300,11 @@ class _TaskDecoder:
         return isinstance(error, _OF_THE_CODE) and not isinstance(error, pa.ArrowException)
 
     def _decoded(self, raw: pa.RecordBatch) -> pa.Table:
-        found = self._names.read(raw)
-        places: Stated = {name: first_place(raw, rows) for name, rows in named(found).items()}
+        named = self._names.named(raw)
+        places: Stated = {name: first_place(raw, rows) for name, rows in named.changing.items()}
         self.stated = merged_facts(self.stated, places)
-        if self._spec.source_tables and (others := strangers(found, self._spec.source_tables)):
-            return self._decoded_without(raw, found, others)
+        if self._spec.source_tables and (others := named.strangers(self._spec.source_tables)):
+            return self._decoded_without(raw, named, others)
         return self._rows(raw, self._reader.read(raw))
 
     def _rows(self, raw: pa.RecordBatch, parsed: Sequence[Found]) -> pa.Table:
@@ -371,14 +378,13 @@ class _TaskDecoder:
         numbers = raw.column(column)
         return partition_numbers(raw.column("source"), numbers) if self._spec.many_topics else numbers
 
-    def _decoded_without(self, raw: pa.RecordBatch, found: Sequence[Found], others: Mapping[str, Any]) -> pa.Table:
+    def _decoded_without(self, raw: pa.RecordBatch, named: Named, others: Mapping[str, Any]) -> pa.Table:
         """Decode a batch without the messages of other tables. Those that would have changed rows are bad records."""
-        effective = [part.record.to_numpy() for part in found if isinstance(part, Changes | Rejected)]
         bad, strange = _Bad(), np.concatenate(list(others.values()))
         elsewhere = self._spec.taken_elsewhere
-        for name, rows in ((name, rows) for name, rows in others.items() if not takes(elsewhere, name)):
-            told = pa.array(rows[np.isin(rows, np.concatenate(effective))] if effective else rows[:0], pa.int64())
-            bad.add(told, BadRecord.OTHER_TABLE, self._spec.other_table(name))
+        for name, rows in named.changing.items():
+            if name in others and not takes(elsewhere, name):
+                bad.add(pa.array(rows, pa.int64()), BadRecord.OTHER_TABLE, self._spec.other_table(name))
         rest = np.setdiff1d(np.arange(raw.num_rows), with_tombstones(raw, strange))
         if not self._spec.is_mixed:  # nobody knew until now
             self._follow(replace(self._spec, is_mixed=True))

@@ -10,6 +10,7 @@ import functools
 import re
 from collections.abc import Sequence
 from fnmatch import fnmatchcase
+from functools import cached_property
 
 import numpy as np
 import numpy.typing as npt
@@ -56,41 +57,44 @@ def _spellings(name: str) -> list[str]:
     return [name, name.partition(".")[2]] if name.count(".") > 1 else [name]
 
 
-def named(found: Sequence[Found]) -> dict[str, Rows]:
-    """Row numbers of the messages that change rows, or can't be applied, by the table that they name. Ignored ones,
-    such as those of DDL, say nothing of which tables a topic has: Canal and DMS send them to each.
+class Named:
+    """Which of the source's tables messages are of.
 
     :param found: what a format made of the messages.
     """
-    changing = [part.record.to_numpy() for part in found if isinstance(part, Changes | Rejected)]
-    if not changing:
-        return {}
-    by_name = _by_name(found)
-    count = 1 + max((rows.max(initial=-1) for rows in by_name.values()), default=-1)
-    is_changing = np.isin(np.arange(count), np.concatenate(changing))
-    rows = {name: rows[is_changing[rows]] for name, rows in by_name.items()}
-    return {name: some for name, some in rows.items() if len(some)}
 
+    def __init__(self, found: Sequence[Found]) -> None:
+        self._found = found
 
-def strangers(found: Sequence[Found], patterns: Sequence[str]) -> dict[str, Rows]:
-    """Row numbers of the messages of other tables, by table.
+    @cached_property
+    def changing(self) -> dict[str, Rows]:
+        """Row numbers of the messages that change rows, or can't be applied, by the table that they name. Ignored ones,
+        such as those of DDL, say nothing of which tables a topic has: Canal and DMS send them to each.
+        """
+        effective = [part.record.to_numpy() for part in self._found if isinstance(part, Changes | Rejected)]
+        if not effective:
+            return {}
+        count = 1 + max((rows.max(initial=-1) for rows in self._all.values()), default=-1)
+        is_changing = np.isin(np.arange(count), np.concatenate(effective))
+        rows = {name: rows[is_changing[rows]] for name, rows in self._all.items()}
+        return {name: some for name, some in rows.items() if len(some)}
 
-    :param found: what a format made of the messages.
-    """
-    return {name: rows for name, rows in _by_name(found).items() if not takes(patterns, name)}
+    def strangers(self, patterns: Sequence[str]) -> dict[str, Rows]:
+        """Row numbers of all messages of the tables that no pattern takes, by table."""
+        return {name: rows for name, rows in self._all.items() if not takes(patterns, name)}
 
-
-def _by_name(found: Sequence[Found]) -> dict[str, Rows]:
-    by_name: dict[str, Rows] = {}
-    for part in found:
-        if isinstance(part, TableNames):
-            names = part.name.dictionary_encode()
-            numbers = names.indices.fill_null(-1).to_numpy()
-            rows = part.record.to_numpy()[np.argsort(numbers, kind="stable")]
-            ends = np.cumsum(np.bincount(numbers + 1, minlength=len(names.dictionary) + 1))
-            for name, of_name in zip(names.dictionary.to_pylist(), np.split(rows, ends)[1:-1], strict=True):
-                by_name[name] = np.concatenate([by_name.get(name, np.empty(0, np.int64)), of_name])
-    return by_name
+    @cached_property
+    def _all(self) -> dict[str, Rows]:
+        by_name: dict[str, Rows] = {}
+        for part in self._found:
+            if isinstance(part, TableNames):
+                names = part.name.dictionary_encode()
+                numbers = names.indices.fill_null(-1).to_numpy()
+                rows = part.record.to_numpy()[np.argsort(numbers, kind="stable")]
+                ends = np.cumsum(np.bincount(numbers + 1, minlength=len(names.dictionary) + 1))
+                for name, of_name in zip(names.dictionary.to_pylist(), np.split(rows, ends)[1:-1], strict=True):
+                    by_name[name] = np.concatenate([by_name.get(name, np.empty(0, np.int64)), of_name])
+        return by_name
 
 
 def place_columns(records: pa.RecordBatch) -> tuple[str, str]:

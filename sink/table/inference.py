@@ -17,7 +17,7 @@ from changelog.observed_types import merged_types, observed_type
 from changelog.parse.schema_registry import connect
 from changelog.recognition import NO_ROWS, Recognized, is_foreign, other_format, recognize
 from changelog.shown_values import told
-from changelog.source_tables import Found, first_place, named, strangers, takes, with_tombstones
+from changelog.source_tables import Found, Named, first_place, takes, with_tombstones
 from changelog.spec import ChangelogSpec
 from changelog.values.defaults import default_of, without_default
 from sink.config import Config, TableSection
@@ -73,7 +73,7 @@ def source_tables(config: Config, records: pa.Table) -> dict[str, int]:
     places: dict[str, tuple[int, int]] = {}
     counts = Counter[str]()
     for batch, found in _decoded(config, records):
-        for name, rows in named(found).items():
+        for name, rows in Named(found).changing.items():
             counts[name] += len(rows)
             place = first_place(batch, rows)
             places[name] = min(place, places.get(name, place))
@@ -91,7 +91,7 @@ def of_one_table(config: Config, records: pa.Table, patterns: Sequence[str]) -> 
         return records
     rest = []
     for batch, found in _decoded(config, records):
-        others = np.concatenate([np.empty(0, np.int64), *strangers(found, taken).values()])
+        others = np.concatenate([np.empty(0, np.int64), *Named(found).strangers(taken).values()])
         rest.append(batch.take(pa.array(np.setdiff1d(np.arange(batch.num_rows), with_tombstones(batch, others)))))
     return pa.Table.from_batches(rest, RAW_SCHEMA)
 
