@@ -48,6 +48,7 @@ class Shards:
     without_key: bool = False
     topics: list[str] = field(default_factory=lambda: ["a", "b"])
     name: str = field(default_factory=lambda: f"s{uuid4().hex[:10]}")
+    is_delta: bool = False
 
     def __post_init__(self) -> None:
         self.content: dict[str, dict[int, str]] = {}
@@ -64,7 +65,9 @@ class Shards:
         return f"lake.{self.name}.orders"
 
     def config(self) -> Config:
-        warehouse = str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))
+        lake = {"type": "hadoop", "warehouse": str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))}
+        if self.is_delta:
+            lake = {"type": "delta", "warehouse": str(self.folder / "warehouse")}
         entry: dict[str, Any] = {
             "source": [self.topic(shard) for shard in self.topics],
             "target": self.target,
@@ -81,7 +84,7 @@ class Shards:
                 "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), **self.sink},
                 "source": {"type": "kafka", "format": "debezium-json", "options": options, **self.source},
                 "maintenance": {"budget": 0, "expire": None, "orphans": None},
-                "catalogs": {"lake": {"type": "hadoop", "warehouse": warehouse}},
+                "catalogs": {"lake": lake},
                 "tables": [entry | self.table],
             }
         )
@@ -137,9 +140,13 @@ class Shards:
         return letters
 
     def rows(self) -> list[dict[str, Any]]:
-        if not self.spark.catalog.tableExists(self.target):
+        if self.is_delta:
+            frame = self.spark.read.format("delta").load(str(self.folder / "warehouse" / self.name / "orders"))
+        elif self.spark.catalog.tableExists(self.target):
+            frame = self.spark.table(self.target)
+        else:
             return []
-        rows: list[dict[str, Any]] = to_arrow(self.spark.table(self.target)).to_pylist()
+        rows: list[dict[str, Any]] = to_arrow(frame).to_pylist()
         return rows
 
     def is_exact(self) -> bool:
@@ -158,9 +165,11 @@ def shards(spark: SparkSession, tmp_path: Path, kafka: Kafka) -> Shards:
 
 @pytest.mark.spark
 @pytest.mark.kafka
+@pytest.mark.parametrize("is_delta", [False, True])
 def test_equal_keys_of_two_topics_are_two_rows_also_after_crashes(
-    shards: Shards, monkeypatch: pytest.MonkeyPatch
+    shards: Shards, monkeypatch: pytest.MonkeyPatch, is_delta: bool
 ) -> None:
+    shards.is_delta = is_delta
     shards.options = {"maxOffsetsPerTrigger": "40"}
     shards.create("a")
     shards.create("b", partitions=2)
