@@ -361,7 +361,7 @@ class Tombstones:
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
         self._before: pa.Table | None = None
-        self._last: pa.Table | None = None
+        self._batch: pa.Table | None = None
 
     def lone(self, records: pa.RecordBatch, deletes: Sequence[npt.NDArray[np.int64]]) -> npt.NDArray[np.int64]:
         """Row numbers of a batch's tombstones that delete a row.
@@ -377,7 +377,7 @@ class Tombstones:
         deleted = np.zeros(len(records), np.bool_)
         deleted[np.concatenate([rows[moved[rows]], *deletes])] = True  # a producer may send a tombstone twice
         known = pa.table(
-            {name: records.column(name) for name in ("key", "partition", "offset")}
+            {name: records.column(name) for name in ("key", "source", "partition", "offset")}
             | {"moved": pa.array(moved), "deleted": pa.array(deleted)}
         )
         earlier = self._come_before(known)
@@ -406,15 +406,18 @@ class Tombstones:
         return lone - (0 if earlier is None else 1)
 
     def _come_before(self, batch: pa.Table) -> pa.Table | None:
-        """The record before a batch, and note the batch's last one."""
-        again = self._last is not None and (
-            batch.column("partition")[0].equals(self._last.column("partition")[0])
-            and batch.column("offset")[0].is_valid
-            and batch.column("offset")[0].as_py() <= self._last.column("offset")[0].as_py()
-        )
-        if not again:
-            self._before, self._last = self._last, batch.slice(len(batch) - 1)
+        """The record before a batch, and note the batch."""
+        if self._batch is None:
+            self._batch = batch
+        elif not _has(self._batch, batch.slice(0, 1)):
+            self._before, self._batch = self._batch.slice(len(self._batch) - 1), batch
         return self._before
+
+
+def _has(batch: pa.Table, record: pa.Table) -> bool:
+    """Whether a record is one of a batch, by its place in a topic."""
+    same = (pc.equal(batch.column(name), record.column(name)[0]) for name in ("source", "partition", "offset"))
+    return bool(pc.any(functools.reduce(pc.and_, same)).as_py())
 
 
 def deletes_by_key(
