@@ -2,9 +2,13 @@
 position.
 """
 
+import functools
 import json
+import time
 from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from fnmatch import fnmatch
 from itertools import islice
 from pathlib import Path
 from typing import Any, ClassVar
@@ -28,8 +32,10 @@ from sink.plans import Share
 from sink.results import TaskResult
 from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
+from sink.spark.accumulators import ListParam
 from sink.spark.joint import JointWriter
-from sink.spark.tasks import decode, shares
+from sink.spark.tasks import decode, shares, write
+from sink.spark.tasks.worker import this_task
 from sink.spark.versions import to_arrow
 from sink.spark.writing import SparkWriter
 from sink.table import task_plans
@@ -211,6 +217,12 @@ class Twins:
         rows: list[dict[str, Any]] = to_arrow(frame).to_pylist()
         return rows
 
+    def files(self) -> set[str]:
+        """Of the tables and their key indexes."""
+        lake = Path(str(self.spark.conf.get("spark.sql.catalog.lake.warehouse"))) / self.name
+        folders = (lake, self.folder / "delta", self.folder / "state" / "index")
+        return {str(path) for folder in folders for path in folder.rglob("*") if path.is_file()}
+
     def current(self, name: str = "current") -> dict[int, str]:
         rows = self.rows(f"lake.{self.name}.{name}")
         assert len(rows) == len({row["id"] for row in rows})
@@ -238,12 +250,55 @@ class Twins:
         return {version for of_key in events.values() for version in versions(of_key, [1])}
 
 
+def fail_last(last: int, told: Path, plan: Any, written: Any, changes: Any, first: int = 0) -> Iterator[pa.RecordBatch]:
+    """`sink.spark.tasks.write.run`, but the last task of a job fails, once the driver knows the others' files."""
+
+    def failing() -> Iterator[pa.RecordBatch]:
+        yield from changes
+        while this_task().partition == last:
+            if told.exists():
+                raise CrashError("crash in the last task")
+            time.sleep(0.05)
+
+    yield from write.run(plan, written, failing(), first)
+
+
+@contextmanager
+def failing(twins: Twins, tasks: int) -> Iterator[list[set[str]]]:
+    """Let the next joint job fail in the last of its tasks. Yields its files: all that were there, and those that are
+    left when it has failed.
+    """
+    told, before, found, wrote = twins.folder / "told", twins.files(), list[set[str]](), list[str]()
+    add, pause = ListParam.addInPlace, JointWriter._pause
+
+    def adding(self: ListParam[str], known: list[str], more: list[str]) -> list[str]:
+        wrote.extend(more[:1])  # a task tells the files of its table, and of the other table that it has none
+        if len(wrote) == tasks - 1 and not found:
+            found.append(twins.files() - before)
+            told.touch()
+        return add(self, known, more)
+
+    with pytest.MonkeyPatch.context() as patch:
+
+        def pausing(self: JointWriter, *arguments: Any) -> None:
+            found.append(twins.files() - before)
+            patch.undo()
+            pause(self, *arguments)
+
+        patch.setattr(ListParam, "addInPlace", adding)
+        patch.setattr(JointWriter, "_pause", pausing)
+        patch.setattr(write, "run", functools.partial(fail_last, tasks - 1, told))
+        yield found
+
+
 @pytest.mark.spark
 @pytest.mark.kafka
 def test_current_rows_and_versions_from_one_decode(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Each of them dies between the commits of both. A third table, with another key, comes later."""
+    """Each of them dies between the commits of both, and their job fails. A third table, with another key, comes
+    later.
+    """
     spark.conf.set("spark.sql.shuffle.partitions", "2")
     monkeypatch.setattr(task_plans, "SMALL_BATCH", 0)
     jobs: list[set[str]] = []
@@ -298,6 +353,13 @@ def test_current_rows_and_versions_from_one_decode(
     assert (twins.current(), twins.versions()) == (twins.expected(before), twins.expected_versions())
     twins.send(("+U", 3, "hidden"))
     goes_on({"current"}, {"history"})  # their positions differ at the beginning of this micro-batch
+
+    twins.send(("+U", 1, "eu"), ("-D", 3, "hidden"), *(("+I", number, "eu") for number in range(6, 60)))
+    with failing(twins, 4) as files:
+        goes_on({"current", "history"}, {"current"}, {"history"})
+    for place in ("warehouse/*/current/data/*", "delta/*/history/*", "*.current/runs/*", "*.history/runs/*"):
+        assert any(fnmatch(path, f"*/{place}") for path in files[0])
+    assert files[1:] == [set()]
 
     twins.more = [{"target": f"lake.{twins.name}.by_email", "key": ["email"]}]
     twins.send(("+U", 2, "eu"))
