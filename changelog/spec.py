@@ -189,7 +189,7 @@ class ChangelogSpec:
     def is_field(self, name: str) -> bool:
         """Whether a name in `order_by` is that of a message's field. A field of the row goes before metadata."""
         is_other = name in METADATA or name.startswith(HEADERS)
-        return not is_other or any(column.field == name for column in self.columns)
+        return not is_other or any(column.field == name and not column.of_record for column in self.columns)
 
     @property
     def stated_order(self) -> tuple[int, ...]:

@@ -4,6 +4,7 @@ import base64
 import datetime as dt
 import hashlib
 import json
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 from uuid import UUID
@@ -252,7 +253,9 @@ def test_order_columns_of_the_record_and_descending_ones() -> None:
     order_by = (("source.rank", T.LongType()), ("_ts", T.TimestampType()), ("_offset", T.LongType()))
     ranks = [7, None, -1, 2**40]
     values = [event("u", {"id": 1, "v": "a"}, source={"rank": rank}, ts_ms=5) for rank in ranks]
-    table = spec(COLUMNS, order_by=order_by, descending=frozenset({"source.rank"}), stored_order={0: "_order"})
+    plain = spec(COLUMNS, order_by=order_by, descending=frozenset({"source.rank"}), stored_order={0: "_order"})
+    # a column with what the record has makes it no field of the message
+    table = replace(plain, columns=(*plain.columns, ColumnSpec("place", T.LongType(), source="_offset")))
     (rows,) = ChangelogDecoder("debezium-json", table)([raw_records(messages(*values))])
     assert rows.column("_order").to_pylist() == ranks
     encoded = rows.column("_rowdelta_order_0").to_pylist()
