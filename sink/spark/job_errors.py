@@ -13,6 +13,7 @@ from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.table import UnreadableRowsError
 from deltawriters.vectors import LostVectorError
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError
+from sink.redaction import beginning
 from sink.spark.failures import TaskFailure, failure_of
 
 JOB_ERRORS = (PySparkException, Py4JJavaError)
@@ -96,11 +97,11 @@ def _first_lines(text: str) -> str:
     """The important lines of an error: Spark's first lines, or Python's exception, which comes after its calls."""
     raised: list[str] = _RAISED.findall(text)
     if raised:
-        return raised[-1][:800]
+        return beginning(raised[-1], 800)
     lines = [
         line.strip() for line in text.splitlines() if line.strip() and not line.strip().startswith(("at ", "File "))
     ]
-    return " ".join(lines[:3])[:800]
+    return beginning(" ".join(lines[:3]), 800)
 
 
 _RAISED = re.compile(r"^.*Traceback \(most recent call last\):\n(?:[ \t].*\n)+(\S.*)", re.MULTILINE)

@@ -15,6 +15,7 @@ from pyspark.sql import functions as F
 from pyspark.storagelevel import StorageLevel
 
 from changelog.amounts import amount
+from sink.errors import summary
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.sources.source import Range, TableBatch
@@ -137,11 +138,8 @@ class JointWriter:
 
     def _pause(self, tables: int, error: Exception) -> None:
         self._paused_until = time.monotonic() + PAUSE
-        log.warning(
-            "%s could not be written in one job; for a minute each gets its own: %s",
-            amount(tables, "table"),
-            str(error).strip().split("\n", 1)[0][:300],
-        )
+        told = amount(tables, "table"), summary(error)
+        log.warning("%s could not be written in one job; for a minute each gets its own: %s", *told)
 
 
 @contextmanager

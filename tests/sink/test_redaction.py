@@ -4,11 +4,13 @@ import base64
 import re
 import time
 from pathlib import Path
+from unittest.mock import Mock
 from urllib.parse import quote
 from uuid import uuid4
 
 import pytest
 import yaml
+from py4j.protocol import Py4JError
 from pyspark.sql import SparkSession
 
 from sink import redaction
@@ -16,6 +18,8 @@ from sink.config import Config, load
 from sink.errors import ConfigError, RowdeltaError, summary
 from sink.redaction import masked, redacted, spark_pattern
 from sink.spark import session
+from sink.spark.job_errors import job_error
+from sink.spark.joint import JointWriter
 from sink.targets.iceberg.catalog import IcebergCatalogs
 from tests.sink.test_config import KAFKA, refusal
 from tests.stack.process import free_ports
@@ -261,3 +265,21 @@ def test_the_beginning_of_a_long_text_shows_no_part_of_a_secret(monkeypatch: pyt
             assert "hunter3" not in beginning("a " + word + "hunter3" * 200 + "@host" + "x" * size, 100)
     read = len(beginning("://a:b" * 200_000, 800))
     assert read <= 800
+
+
+def test_no_part_of_a_secret_is_in_what_is_told_of_a_failed_job(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Also if the text is cut inside of it. The reason is told, however many tables the job wrote."""
+    monkeypatch.setattr(redaction, "_known", redaction._Known())
+    redaction.remember({"token": "hunter2" * 50})
+    tables = ", ".join(f"lake.a_namespace_of_many_tables.table_{number}" for number in range(8))
+    for before in (100, 290, 790):
+        text = f"no answer {'x' * before}{'hunter2' * 50} from it"
+        raised = Py4JError(f"Traceback (most recent call last):\n  File x\nOSError: {text}")
+        JointWriter(Mock())._pause(8, job_error(tables, raised))
+        JointWriter(Mock())._pause(8, OSError(text))
+    assert len(caplog.messages) == 6
+    for text in caplog.messages:
+        assert "no answer" in text
+        assert "hunter2" not in masked(text)
