@@ -26,6 +26,8 @@ OURS = {
     "ogg-json": "changelog.formats.ogg_json:OggJson",
     "row-kind": "changelog.formats.row_kind:RowKindRows",
 }
+_OF_THE_SINK = {"database-rows": "changelog.formats.database_rows:DatabaseRows"}
+"""What nobody can choose."""
 
 
 def names() -> list[str]:
@@ -38,8 +40,8 @@ def find(name: str) -> type[Format]:
 
     :raises KeyError: there is no such format.
     """
-    if name in OURS:
-        module, _, attribute = OURS[name].partition(":")
+    if place := OURS.get(name) or _OF_THE_SINK.get(name):
+        module, _, attribute = place.partition(":")
         found: type[Format] = getattr(import_module(module), attribute)
         return found
     for entry in entry_points(group=GROUP):

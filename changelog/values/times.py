@@ -14,8 +14,8 @@ INSTANTS = pa.timestamp("us", "UTC")
 
 _DAY = 86_400 * 10**6
 _NUMBERS = (9_223_372_036_825_200_000, -9_223_372_036_832_400_000)
-"""PostgreSQL's JDBC driver and Debezium send these numbers for infinity and -infinity, in any unit. Newer versions send
-the largest and smallest int64. All real timestamps in microseconds lie between these numbers.
+"""PostgreSQL's JDBC driver and Debezium send these numbers for infinity and -infinity, in any unit or in microseconds.
+Newer versions send the largest and smallest int64. All real timestamps in microseconds lie between these numbers.
 """
 _FIRST_DAY = -2_440_588
 """4714-11-24 BC, Julian day 0. No database has earlier dates. As an int32 of days, infinity is an earlier date."""
@@ -66,18 +66,24 @@ def to_timestamps(values: pa.Array, wire: WireType, target: pa.DataType) -> pa.A
     if not pa.types.is_integer(values.type):
         return pa.nulls(len(values), target)
     if name in logical.TIMESTAMPS:
-        numbers = to_integers(values, pa.int64())
-        limits = pc.min_max(numbers).as_py()
-        if limits["max"] is not None and (limits["max"] >= _NUMBERS[0] or limits["min"] <= _NUMBERS[1]):
-            numbers = only(numbers, pc.and_(pc.less(numbers, _NUMBERS[0]), pc.greater(numbers, _NUMBERS[1])))
+        numbers = _finite(to_integers(values, pa.int64()))
         if wire.setting:
             numbers = readings.plausible(numbers, wire)
-        return _rescaled(numbers, logical.TIMESTAMPS[name], 10**6).view(target)
+        micros = _rescaled(numbers, logical.TIMESTAMPS[name], 10**6)
+        return (micros if micros is numbers else _finite(micros)).view(target)
     if name in logical.DATES:
         days = to_dates(values, wire).cast(pa.int32()).cast(pa.int64())
         micros = pc.multiply(only(days, pc.less(pc.abs(days), 2**63 // _DAY)), _DAY)
         return micros.view(target)
     return pa.nulls(len(values), target)
+
+
+def _finite(numbers: pa.Array) -> pa.Array:
+    """The numbers that don't mean infinity."""
+    limits = pc.min_max(numbers).as_py()
+    if limits["max"] is None or (limits["max"] < _NUMBERS[0] and limits["min"] > _NUMBERS[1]):
+        return numbers
+    return only(numbers, pc.and_(pc.less(numbers, _NUMBERS[0]), pc.greater(numbers, _NUMBERS[1])))
 
 
 def to_dates(values: pa.Array, wire: WireType) -> pa.Array:

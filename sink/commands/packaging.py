@@ -37,6 +37,8 @@ ALIAS = "rowdelta"
 _PYTHON = f"python{sysconfig.get_python_version()}"
 OF_SPARK = {"pyspark", "py4j"}
 """Each Spark installation brings its own, of its own version."""
+_OF_TASKS = {"postgres": "adbc_driver_postgresql"}
+"""Extras of rowdelta that tasks use -> a module by which they are known."""
 _UNUSED = (
     "*/tests/*", "*/include/*", "*/__pycache__/*", "*.pyc", "*.pyx", "*.pxd", "*.pxi", "*.h", "*/RECORD", "*/INSTALLER",
     "*/direct_url.json", "*/REQUESTED",
@@ -148,9 +150,12 @@ def _installed(name: str) -> Distribution:
 
 
 def needed() -> Iterator[Distribution]:
-    """rowdelta, the packages with formats of the user's own, and all that they require, without Spark's own."""
+    """rowdelta, the packages with formats of the user's own, and all that they require, without Spark's own. Of
+    rowdelta's extras those that tasks use, where they are installed.
+    """
     roots = {"rowdelta", *(entry.dist.name for entry in entry_points(group=GROUP) if entry.dist is not None)}
     pending = [(name, "") for name in sorted(roots)]
+    pending += [("rowdelta", extra) for extra, module in _OF_TASKS.items() if find_spec(module) is not None]
     seen = set[tuple[str, str]]()
     found = set[str]()
     while pending:

@@ -296,14 +296,14 @@ def _date(column: Column) -> Column:
 
 
 def _bits(column: Column) -> Column:
-    """Debezium's Bits: bytes, the lowest first."""
+    """Debezium's Bits: bytes, the lowest first, without zeros at the end."""
     count = F.ceil(F.length(column) / 8).cast("int")
     padded = _lpad(column, count * 8)
     octets = F.transform(
         F.sequence(count, F.lit(1), F.lit(-1)),
         lambda n: _lpad(F.conv(F.substr(padded, (n - 1) * 8 + 1, F.lit(8)), 2, 16), F.lit(2)),
     )
-    return F.when(column.isNotNull(), F.unhex(F.array_join(octets, "")))
+    return F.when(column.isNotNull(), F.unhex(F.regexp_replace(F.array_join(octets, ""), "(00)+$", "")))
 
 
 def _lpad(column: Column, length: Column) -> Column:

@@ -6,6 +6,7 @@ from functools import reduce
 
 from sink.databases.conversion import Kind, Selected
 from sink.databases.database import INTEGER, Database
+from sink.databases.postgres_catalog import PostgresColumn, columns_query, literal, quoted
 from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError
 
@@ -15,16 +16,6 @@ _RANGES_SINCE = 140_000
 """Version of the server that reads a range of pages without reading the others."""
 _REPEATABLE = "SET TRANSACTION ISOLATION LEVEL REPEATABLE READ READ ONLY"
 
-_COLUMNS = """
-SELECT a.attname, t.typname, t.typtype, CASE c.typtype WHEN 'd' THEN c.typtypmod ELSE a.atttypmod END,
-       e.typname, e.typtype
-FROM pg_attribute a
-JOIN pg_type c ON c.oid = a.atttypid
-JOIN pg_type t ON t.oid = CASE c.typtype WHEN 'd' THEN c.typbasetype ELSE c.oid END
-LEFT JOIN pg_type e ON e.oid = t.typelem AND t.typcategory = 'A'
-WHERE a.attrelid = to_regclass(?) AND a.attnum > 0 AND NOT a.attisdropped
-ORDER BY a.attnum
-"""
 _SLOTS = """
 SELECT s.slot_name, s.active, s.confirmed_flush_lsn >= ?::pg_lsn, w.sent_lsn >= ?::pg_lsn,
        pg_size_pretty(greatest(0, pg_wal_lsn_diff(?::pg_lsn, coalesce(w.sent_lsn, s.confirmed_flush_lsn))))
@@ -92,29 +83,22 @@ class Postgres(Database):
 
     def _find_columns(self) -> tuple[dict[str, Selected], dict[str, str]]:
         known, unknown = {}, {}
-        found = self._connection.rows(_COLUMNS, self._quoted_table)
+        found = self._connection.rows(columns_query(self._quoted_table))
         if not found:
             raise ConfigError(f"{self._path}: there is no table {self.name}. Correct verify.table or {self._path}.url.")
-        for row in found:
-            name, type_name, type_kind, modifier, element, element_kind = map(str, row)
-            column = self._quoted(name)
-            if row[4] is None:
-                selected = _selected(column, type_name, type_kind, int(modifier))
-            else:
-                selected = _array(column, _selected("x", element, element_kind, int(modifier)))
+        for column in map(PostgresColumn.of, found):
+            selected = _selected_column(column)
             if selected is None:
-                unknown[name] = type_name
+                unknown[column.name] = column.type
             else:
-                known[name] = selected
+                known[column.name] = selected
         return known, unknown
 
     def _quoted(self, name: str) -> str:
-        return '"' + name.replace('"', '""') + '"'
+        return quoted(name)
 
     def _literal(self, text: str) -> str:
-        # of no type, so it is read as the column's
-        escaped = text.replace("'", "''")
-        return "E'" + escaped.replace("\\", "\\\\") + "'" if "\\" in text else f"'{escaped}'"
+        return literal(text)
 
 
 def _page_ranges(pages: int, most: int) -> list[str]:
@@ -123,6 +107,13 @@ def _page_ranges(pages: int, most: int) -> list[str]:
     bounds = [f"'({pages * n // count},0)'::tid" for n in range(count)]
     ends = [f" AND ctid < {bound}" for bound in bounds[1:]] + [""]
     return [f"ctid >= {bound}{end}" for bound, end in zip(bounds, ends, strict=True)] if count > 1 else [""]
+
+
+def _selected_column(column: PostgresColumn) -> Selected | None:
+    name = quoted(column.name)
+    if column.element is None:
+        return _selected(name, column.type, column.kind, column.modifier)
+    return _array(name, _selected("x", column.element.type, column.element.kind, column.modifier))
 
 
 def _selected(column: str, type_name: str, type_kind: str, modifier: int) -> Selected | None:

@@ -1,0 +1,237 @@
+"""Rows of a table of the source's database as changelog rows: what a load writes.
+
+The database is read in Spark's tasks, a part of the table each: a task opens a connection of its own, and decodes what
+it reads while the server sends it. Rows are decoded as those of the stream are (`changelog.formats.database_rows`).
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import types as T
+
+from changelog.changes import UnavailableError, WireType
+from changelog.decoding import ChangelogDecoder, spark_schema
+from changelog.formats.database_rows import NAME, column_of, described, read_records
+from changelog.observed_types import observed_type
+from changelog.spec import ChangelogSpec, ColumnSpec
+from sink.config import Config, DatabaseSection
+from sink.databases import postgres_ranges
+from sink.databases.postgres_catalog import PostgresColumn, columns_query, quoted_table
+from sink.databases.postgres_connection import PostgresConnection
+from sink.databases.postgres_values import UUID, ReadColumn, Spelling, read_column, stored
+from sink.errors import ConfigError, RowdeltaError
+from sink.redaction import masked
+from sink.spark.computed import compute
+from sink.spark.exchange import Step, in_arrow
+from sink.table.table_plan import TablePlan
+
+PATH = "source.database"
+"""The section's place in the configuration, for messages."""
+
+
+class TableRows:
+    """The rows of a table of Postgres.
+
+    :param section: the database.
+    :param table: its table, as `schema.table` (`sink.databases.tables.database_table`).
+    :param plan: how changes of the target are decoded.
+    :param observe: is called with types that the target can't store (`changelog.observed_types.Observed`).
+    :raises ConfigError: the database can't be read by this code, refuses the user, has no such table, or has a column
+        of a type of which nothing is known here.
+    :raises TemporaryError: the database doesn't answer.
+    """
+
+    name: str
+    """For people, without secrets."""
+    unknown: Mapping[str, str]
+    """What the table lacks: columns of the database -> the Spark SQL types that they need, as in
+    `changelog.observed_types.Observed`.
+    """
+
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        section: DatabaseSection,
+        table: str,
+        plan: TablePlan,
+        observe: Callable[[dict[str, str]], None] | None = None,
+    ) -> None:
+        self.name = f"{table} of {masked(section.url)}"
+        if not section.url.startswith("jdbc:postgresql:"):
+            raise ConfigError(f"{PATH}.url: rows of {self.name} can't be loaded: only Postgres is read so.")
+        self._spark, self._section, self._plan, self._observe = spark, section, plan, observe
+        self._table = quoted_table(table)
+        self._connection = PostgresConnection(section, PATH)
+        try:
+            found = [PostgresColumn.of(row) for row in self._connection.rows(columns_query(self._table))]
+            if not found:
+                raise ConfigError(f"{PATH}: there is no table {self.name}. Correct verify.table or {PATH}.url.")
+            self._reading = self._planned(found, Spelling.of(config.source.format, config.source.format_options))
+        except BaseException:
+            self.close()
+            raise
+        taken = {column.field for column in plan.changelog.columns} | plan.changelog.excluded
+        types = self._reading.types
+        self.unknown = {name: observed_type(wire) for name, wire in types.items() if name not in taken}
+
+    def ranges(self, rows: int) -> list[str]:
+        """SQL conditions that part the table: each row fulfils one of them. They may be stored and used later.
+
+        :param rows: about so many rows fulfil one of them.
+        """
+        return postgres_ranges.ranges(self._connection, self._table, rows)
+
+    def files(self) -> str:
+        """Names the files in which the rows have their places. If it is another one after a load by `ranges` with
+        `ctid`, rows may be missing: load again.
+        """
+        return postgres_ranges.files(self._connection, self._table)
+
+    def log_position(self) -> str:
+        """Up to where the log is written now; of a replica, up to where it is replayed. What is read later may lack a
+        change from before, whose transaction is just ending.
+        """
+        ((position,),) = self._connection.rows(
+            "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text"
+        )
+        return str(position)
+
+    def estimated_rows(self) -> int:
+        return postgres_ranges.estimated_rows(self._connection, self._table)
+
+    def changes(self, conditions: Sequence[str], order: Mapping[str, Any]) -> DataFrame:
+        """The rows that fulfil the conditions, as the target's changelog rows (+I of a snapshot). Each condition is
+        read by a task.
+
+        :param conditions: of `ranges`.
+        :param order: name in `order_by` that is no column of the table -> its value in all rows: a number or a text.
+        """
+        rows = self.changes_into(None, spark_schema(self._plan.changelog), conditions, order)
+        return compute(rows, self._plan)
+
+    def changes_into(
+        self, step: Step | None, schema: str | T.StructType, conditions: Sequence[str], order: Mapping[str, Any]
+    ) -> DataFrame:
+        """Run `step` on the changelog rows in the tasks that read them. Only if Python decodes them alone
+        (`TablePlan.is_decoded_whole`).
+
+        :param schema: schema of the result.
+        :raises ConfigError: a field of `order_by` is neither in the table nor in `order`.
+        """
+        # a frame of conditions would show values of keys in Spark's plans
+        numbers = self._spark.range(0, len(conditions), 1, len(conditions))
+        return in_arrow(numbers, self._parts(conditions, order, step), schema)
+
+    def close(self) -> None:
+        self._connection.close()
+
+    def _parts(self, conditions: Sequence[str], order: Mapping[str, Any], step: Step | None) -> "_ReadParts":
+        reading = self._reading
+        for name, _ in reading.spec.order_fields:
+            if name not in order and column_of(name) not in reading.columns:
+                raise ConfigError(
+                    f"{self._plan.section.target}: order_by has {name}, which {self.name} doesn't have. Write columns "
+                    "of the table, or source.lsn, source.ts_ms or ts_ms."
+                )
+        spec = replace(reading.spec, options=described(reading.types, order))
+        decoder = ChangelogDecoder(NAME, spec, self._observe)
+        return _ReadParts(self._section, self._table, tuple(conditions), reading, decoder, step)
+
+    def _planned(self, found: Sequence[PostgresColumn], spelling: Spelling) -> "_Reading":
+        spec = self._plan.changelog
+        section = self._plan.section
+        wanted = _targets(spec)
+        columns, types = dict[str, ReadColumn](), dict[str, WireType]()
+        for column in found:
+            read = read_column(column, wanted.get(column.name, ()), spelling)
+            if read is not None:
+                types[column.name] = read.wire
+                if column.name in wanted:
+                    columns[column.name] = read
+            elif column.name in wanted and not column.is_generated:
+                raise ConfigError(
+                    f"{section.target}: column {column.name} of {self.name} is of the type {column.type}, which can't "
+                    f"be loaded. Leave it out with exclude: [{column.name}], or load without rowdelta."
+                )
+        if not columns:
+            raise ConfigError(f"{section.target}: {self.name} has none of its columns. Correct verify.table.")
+        return _Reading(spec, columns, types, section.source)
+
+
+def _targets(spec: ChangelogSpec) -> dict[str, list[pa.DataType]]:
+    """Column of the database -> the types that take its values."""
+    from pyspark.sql.pandas.types import to_arrow_type
+
+    def target(column: ColumnSpec) -> pa.DataType:
+        return UUID if column.is_uuid else to_arrow_type(column.type)
+
+    found: dict[str, list[pa.DataType]] = {}
+    for column in spec.of_messages.columns:
+        found.setdefault(column.field, []).append(target(column))
+    for name, dtype in spec.order_fields:
+        found.setdefault(column_of(name), []).append(to_arrow_type(dtype))
+    return found
+
+
+@dataclass(frozen=True)
+class _Reading:
+    """What tasks read, and how they decode it.
+
+    :param columns: those that are read.
+    :param types: what messages say of all columns.
+    :param topic: what the rows have in `_source`.
+    """
+
+    spec: ChangelogSpec
+    columns: Mapping[str, ReadColumn]
+    types: Mapping[str, WireType]
+    topic: str
+
+
+@dataclass(frozen=True)
+class _ReadParts:
+    """What a task runs. Spark shows nothing of it, so the password is in no plan and in no log.
+
+    :param table: in quotes.
+    """
+
+    section: DatabaseSection
+    table: str
+    conditions: Sequence[str]
+    reading: _Reading
+    decoder: ChangelogDecoder
+    step: Step | None
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """:param numbers: of the conditions.
+        :raises UnavailableError: the database refuses the reading, or doesn't answer.
+        """
+        changes = self.decoder(self.records(numbers))
+        yield from changes if self.step is None else self.step(changes)
+
+    def records(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows of these conditions as raw records."""
+        reading = self.reading
+        selected = ", ".join(f"{column.sql} AS c{n}" for n, column in enumerate(reading.columns.values()))
+        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
+            query = f"SELECT {selected} FROM {self.table} WHERE {self.conditions[number]}"
+            try:
+                connection = PostgresConnection(self.section, PATH)
+                try:
+                    for batch in connection.batches(query):
+                        yield self._record_batch(batch)
+                finally:
+                    connection.close()
+            except RowdeltaError as error:
+                raise UnavailableError(str(error)) from None
+
+    def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
+        parts = zip(self.reading.columns.items(), batch.columns, strict=True)
+        made = {name: column.made(stored(values)) for (name, column), values in parts}
+        rows = pa.StructArray.from_arrays(list(made.values()), list(made))
+        return read_records(rows, self.reading.topic, datetime.now(UTC))
