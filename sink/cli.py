@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sink import logs
 
 # These load little: until the imports of this module are done, nobody handles signals.
-from sink.console import dead_letters, demo, init, look, maintain, package, reset, run, verify
+from sink.console import dead_letters, demo, init, load, look, maintain, package, reset, run, verify
 from sink.console.command import version_of_rowdelta
 from sink.errors import ConfigError, RowdeltaError
 from sink.printing import printable
@@ -28,6 +28,7 @@ COMMANDS = (
     package.add_packages,
     package.add,
     init.add,
+    load.add,
     look.add_history,
     verify.add,
     maintain.add,

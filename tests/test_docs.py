@@ -19,7 +19,7 @@ from changelog import formats
 from sink import cli, config, errors
 from sink.commands import demo
 from sink.config import SinkSection, SourceSection, TableSection, VerifySection
-from sink.config.job_sections import IndexSection
+from sink.config.job_sections import IndexSection, LoadSection
 from sink.config.maintenance import MaintenanceSection
 from sink.targets.capabilities import CAPABILITIES
 
@@ -33,7 +33,7 @@ DOCUMENTS = [
 ]
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
 COMMANDS = (
-    "init", "run", "check", "status", "history", "show", "reset",
+    "init", "load", "run", "check", "status", "history", "show", "reset",
     "verify", "maintain", "dead-letters", "warm", "package",
     "packages", "demo",
 )  # fmt: skip
@@ -42,6 +42,7 @@ _SECTIONS: dict[str, type[BaseModel]] = {
     "sink": SinkSection,
     "source": SourceSection,
     "tables[]": TableSection,
+    "load": LoadSection,
     "index": IndexSection,
     "verify": VerifySection,
     "maintenance": MaintenanceSection,

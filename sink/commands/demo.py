@@ -153,7 +153,7 @@ def run(folder: Path, table_format: Format = "iceberg") -> int:
         print(f"\nrowdelta run {folder / 'sink.yaml'}", flush=True)
         with _log_on_stdout():
             pipeline = Pipeline(spark, config)
-            with stops_on_signals(spark, pipeline) as is_told:
+            with stops_on_signals(spark, pipeline.stop) as is_told:
                 pipeline.run()
         if is_told():
             print(f"\nStopped as asked. It goes on with: rowdelta run {folder}/sink.yaml")

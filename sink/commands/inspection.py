@@ -24,6 +24,7 @@ from sink.sources.source import Position, Source
 from sink.spark.sample import SparkSample
 from sink.spark.session import activate
 from sink.table.keys import TableKey, shown, table_key, with_key
+from sink.table.load_state import load_of, stage_of
 from sink.table.patterns import NO_TABLE, ResolvedTable, find_tables
 from sink.table.plan import inferred_columns, plan_table
 from sink.table.sink_state import SinkState, position_in
@@ -205,6 +206,10 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
             yield f"{section.target}: {state}, {last.counts}"
         yield f"  position: {json.dumps(position) if position else 'none; nothing applied yet'}"
         yield f"  lag: {next(lags)}"
+        if (found_load := load_of(table, prefix)) is not None:
+            load, so_far = found_load
+            is_behind = load.until is not None and source.is_ahead(load.until, position or {})
+            yield f"  load: {stage_of(load, so_far, is_behind=is_behind)}; {amount(so_far.rows, 'row')} loaded"
         if late := SinkState.read(table, prefix, section).late:
             yield f"  late: {amount(late, 'change')} left out so far"
         settings = maintenance_of(config, section, table)

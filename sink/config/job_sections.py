@@ -230,6 +230,19 @@ class VerifySection(Section):
         return seconds_of(self.settle)
 
 
+class LoadSection(Section):
+    """`load:` how tables are copied from `source.database`.
+
+    :param auto: whether `rowdelta run` loads tables that are empty and have no position. `rowdelta load` does.
+    :param connections: with which a table is read.
+    :param part_rows: about how many rows each of them reads before all are committed.
+    """
+
+    auto: bool = False
+    connections: int = Field(default=4, ge=1, le=100)
+    part_rows: int = Field(default=1_000_000, ge=1)
+
+
 class IndexSection(Section):
     """`index:` where the tables' key indexes are stored.
 

@@ -13,7 +13,7 @@ from pydantic import (
 from changelog import formats
 from changelog.spec import HEADERS
 from sink.config.base import Section, Text
-from sink.config.job_sections import IndexSection, SinkSection, SourceSection, VerifySection
+from sink.config.job_sections import IndexSection, LoadSection, SinkSection, SourceSection, VerifySection
 from sink.config.maintenance import MaintenanceSection
 from sink.config.options import (
     MisplacedError,
@@ -36,6 +36,7 @@ class Config(Section):
     source: SourceSection
     catalogs: dict[str, dict[str, Text]]
     tables: Annotated[list[TableSection], Field(min_length=1)]
+    load: LoadSection = LoadSection()
     index: IndexSection | None = None
     verify: VerifySection | None = None
     maintenance: MaintenanceSection = MaintenanceSection()

@@ -86,7 +86,7 @@ def _run_watched(config: "Config", observer: "Observer | None") -> int:
 
     with session.stopping(spark):
         pipeline = Pipeline(spark, config, observer or nobody)
-        with stops_on_signals(spark, pipeline):
+        with stops_on_signals(spark, pipeline.stop):
             pipeline.run()
     return 0
 

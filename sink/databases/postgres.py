@@ -59,7 +59,29 @@ class Postgres(Database):
             frames = [self._frame(self._query(columns, part), columns, first) for part in conditions]
             yield SourceRows(reduce(lambda one, other: one.unionAll(other), frames), f"LSN {lsn}")
 
-    def delivered(self) -> tuple[Delivered, str]:
+    def note_log_position(self) -> None:
+        """Let `delivered` be about all that was committed so far.
+
+        :raises ConfigError: the server is a replica.
+        """
+        ((replica, lsn),) = self._connection.rows(
+            "SELECT pg_is_in_recovery(), CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_lsn() END"
+        )
+        if replica == "t":
+            raise ConfigError(
+                f"{self._path}.url: {self.name} is on a replica, which may lack what the topic has already. Name the "
+                "primary."
+            )
+        self._lsn = str(lsn)
+
+    def readers(self) -> list[str]:
+        """The replication slots of connectors: the configured one, or all from which somebody reads.
+
+        :raises ConfigError: there is no such slot.
+        """
+        return [str(slot[0]) for slot in self._slots()]
+
+    def _slots(self) -> list[tuple[str | None, ...]]:
         wanted = self._section.slot
         slots = [
             slot
@@ -71,6 +93,10 @@ class Postgres(Database):
                 f"{self._path}.slot: {self.name} has no logical replication slot {wanted!r}. Correct it, or leave it "
                 "out."
             )
+        return slots
+
+    def delivered(self) -> tuple[Delivered, str]:
+        slots = self._slots()
         if not slots:
             return Delivered.UNKNOWN, "no connector reads from the database"
         if all(confirmed == "t" for _, _, confirmed, _, _ in slots):

@@ -37,6 +37,21 @@ def columns_query(table: str) -> str:
     """
 
 
+def key_query(table: str) -> str:
+    """A query for the names of the primary key's columns, in its order.
+
+    :param table: in quotes (`quoted_table`).
+    """
+    return f"""
+        SELECT a.attname
+        FROM pg_index i
+        CROSS JOIN LATERAL unnest(i.indkey) WITH ORDINALITY AS k(attnum, place)
+        JOIN pg_attribute a ON a.attrelid = i.indrelid AND a.attnum = k.attnum
+        WHERE i.indrelid = to_regclass({literal(table)}) AND i.indisprimary
+        ORDER BY k.place
+    """
+
+
 @dataclass(frozen=True)
 class ElementType:
     """The type of an array's elements: its name, and `pg_type.typtype`."""

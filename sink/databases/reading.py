@@ -2,7 +2,8 @@
 open in the database while the sink catches up.
 """
 
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
 
@@ -18,6 +19,43 @@ class Delivered(Enum):
     NOT_YET = auto()
     UNKNOWN = auto()
     """The database doesn't tell."""
+
+
+_POLL_SECONDS = 0.5
+
+
+def wait_for_delivery(
+    delivered: Callable[[], tuple[Delivered, str]],
+    settle: float,
+    until: float,
+    tell: Callable[[str], None],
+    stopping: Callable[[], bool] = lambda: False,
+) -> bool:
+    """Wait until the topic has all changes that a reading saw. False if somebody stopped it before.
+
+    :param delivered: says whether that is so, and in words how far it is.
+    :param settle: seconds that a change takes from the connector into the topic, at most.
+    :param until: the time (`time.monotonic`) at which the wait ends.
+    :param tell: is called with these words.
+    :raises TimeoutError: with these words.
+    """
+    settled = None
+    while not stopping():
+        state, text = delivered()
+        now = time.monotonic()
+        if state is Delivered.YES:
+            return True
+        if state is Delivered.NOT_YET:
+            settled = None
+        elif settled is None:
+            settled = now + settle
+        elif now >= settled:
+            return True
+        if now > until:
+            raise TimeoutError(text)
+        tell(text)
+        time.sleep(_POLL_SECONDS)
+    return False
 
 
 @dataclass(frozen=True)

@@ -126,6 +126,7 @@ class Pipeline:
             if sampling is not None:
                 sampling.stop()
             self._supervisor.close()
+            self._supervisor.finish_loads()
             # the JVM may have gone; the error that ended the run is more important
             with suppress(Py4JError, OSError):
                 if self._runs:
@@ -303,10 +304,12 @@ class Pipeline:
             elif not self._runs:
                 # a table with a temporary failure may work now; a table that was rolled back does
                 again = [member for member in self._supervisor.failed() if not retried or is_harmless(member.error)]
-                if not again:
-                    break
                 retried = retried or not all(is_harmless(member.error) for member in again)
-                self._reopen(again)
+                again += self._supervisor.loaded()
+                if again:
+                    self._reopen(again)
+                elif not self._supervisor.is_loading():
+                    break
             if not self._runs:
                 time.sleep(_POLL_SECONDS)
         if self._stopping:
@@ -452,7 +455,7 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 
 
 @contextmanager
-def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[Callable[[], bool]]:
+def stops_on_signals(spark: SparkSession, stop_work: Callable[[], None]) -> Iterator[Callable[[], bool]]:
     """Let Ctrl-C and SIGTERM finish the micro-batch and stop. A second Ctrl-C interrupts at once, which is safe too.
 
     Signals that reach the JVM do the same. The JVM gets them under `spark-submit`, where it is the parent process, and
@@ -467,7 +470,7 @@ def stops_on_signals(spark: SparkSession, pipeline: Pipeline) -> Iterator[Callab
         if not told:
             told = True
             log.info("%s: finishing the micro-batch, then stopping", signal_name)
-        pipeline.stop()
+        stop_work()
 
     def handle(signum: int, _: FrameType | None) -> None:
         signal.signal(signal.SIGINT, previous[signal.SIGINT])

@@ -27,11 +27,13 @@ from sink.errors import (
     NoMessagesError,
     NotChangesError,
     RowdeltaError,
+    TableError,
     TemporaryError,
     summary,
 )
 from sink.plans import Share
 from sink.redaction import masked
+from sink.run.loading import Loads
 from sink.sources.source import Source, Stream, TableBatch
 from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
@@ -39,6 +41,7 @@ from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.joint import JointWriter, read_once
 from sink.spark.progress import Line
 from sink.spark.session import activate
+from sink.table import loading
 from sink.table.inference import stated_keys
 from sink.table.microbatch import TableSink
 from sink.table.observer import Lags, Observer, TableFailed, TableFound, TableWaits, nobody
@@ -103,6 +106,8 @@ class Member:
     maintenance."""
     commits: int = 0
     """Of micro-batches, in this run."""
+    load: Future[None] | None = None
+    """Reads the table's rows from the database. Its stream begins after it."""
     from_start: bool = False
     """Whether the source appeared while the job ran (or was down). Nobody has read its first messages, so the table
     reads it from its beginning. This stays true, also after failures, until the table has stored its start position."""
@@ -156,8 +161,12 @@ class Supervisor:
         self.turns = BoundedSemaphore(threads)
         """Only this many queries may apply a micro-batch at the same time."""
         self._joint = JointWriter(spark)
+        self._loads: Loads | None = None
+        if config.load.auto and config.source.database is not None:
+            self._loads = Loads(spark, config, source, config.source.database, lambda: self.stopping or self.closed)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
         # tables whose catalog doesn't answer hold no thread that a micro-batch needs
+        self._loaders = ThreadPoolExecutor(1, "rowdelta-load", initializer=activate, initargs=(spark,))
         self._openers = ThreadPoolExecutor(threads, "rowdelta-opening", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:
@@ -165,6 +174,7 @@ class Supervisor:
         self.closed = True
         self._pool.shutdown(wait=False)
         self._openers.shutdown(wait=False, cancel_futures=True)
+        self._loaders.shutdown(wait=False, cancel_futures=True)
 
     def finish_tending(self) -> None:
         """Wait some seconds for what tables do beside their micro-batches, such as checkpoints of their logs."""
@@ -172,6 +182,17 @@ class Supervisor:
         for member in self.members.values():
             if member.sink is not None:
                 member.sink.table.upkeep().finish_tending(max(0.0, end - time.monotonic()))
+
+    def finish_loads(self) -> None:
+        """Wait until the parts of tables in progress are loaded. Call this after `close`."""
+        wait([member.load for member in self.members.values() if member.load is not None])
+
+    def is_loading(self) -> bool:
+        return any(member.load is not None and not member.load.done() for member in self.members.values())
+
+    def loaded(self) -> list[Member]:
+        """Tables that should be opened now, since their loads have ended."""
+        return [member for member in self.members.values() if member.load is not None and member.load.done()]
 
     def working(self) -> list[Member]:
         return [member for member in self.members.values() if member.works]
@@ -184,8 +205,8 @@ class Supervisor:
         return [member for member in self.members.values() if member.error is not None]
 
     def due(self) -> list[Member]:
-        """Tables that should be opened (again) now: those whose pause after a failure is over, and those whose first
-        messages have arrived.
+        """Tables that should be opened (again) now: those whose pause after a failure is over, those whose first
+        messages have arrived, and those that are loaded.
         """
         now = time.monotonic()
         late = [member for member in self.members.values() if member.retry_at <= now]
@@ -199,7 +220,7 @@ class Supervisor:
             for member in awaiting:
                 member.retry_at = now + self._config.source.discovery_seconds
             awaiting = [member for member in awaiting if member.id in come]
-        return [member for member in late if member.error is not None] + awaiting
+        return [member for member in late if member.error is not None] + awaiting + self.loaded()
 
     def lags(self) -> Lags:
         """How far the open tables are behind their sources now. Another thread may ask while micro-batches are applied.
@@ -502,8 +523,12 @@ class Supervisor:
     def _open(self, member: Member) -> None:
         if member.resolved.error is not None:
             raise member.resolved.error
+        load, member.load = member.load, None
+        if load is not None:
+            load.result()
+        sample = None if self._loads is None else self._loads.sample(member.resolved)
         try:
-            table, plan, key = open_table(self._spark, self._config, member.resolved, self._source)
+            table, plan, key = open_table(self._spark, self._config, member.resolved, self._source, sample)
         except NoMessagesError as error:
             self._wait_for_messages(member, error)
             return
@@ -516,10 +541,20 @@ class Supervisor:
         self._changelogs[plan.section.target] = plan.changelog
         letters = self.dead_letters
         engine = SparkEngine(self._config, table, letters)
-        member.opened = TableSink(
+        opened = TableSink(
             self._config, member.resolved, table, plan, key, self._source, letters, engine, self._observer
         )
         member.awaits_messages = False
+        if not loading.is_due(opened, auto=self._loads is not None):
+            member.opened = opened
+        elif self._loads is None:
+            raise TableError(
+                f"{member.target}: its load from the database isn't finished, and its stream begins after it. Go on "
+                "with rowdelta load."
+            )
+        elif not self.stopping:
+            member.sink, member.error = None, None
+            member.load = self._submitter(self._loaders)(self._loads.load, member.resolved, opened)
 
     def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
         """Let a table wait for its first messages. This isn't an error. The table must not miss these messages, so it

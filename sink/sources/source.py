@@ -76,6 +76,7 @@ class TableBatch:
     :param share: how to read the records together with those of other tables, if that is possible.
     :param files: the Parquet files in their order by their paths, if tasks can read them whole.
     :param purges: the changes remove rows that were marked as deleted (`soft_delete`), unless these have changed since.
+    :param loaded: how many parts of a load (`sink.table.load_state`) are in the table after it. None: it is of no load.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """
 
@@ -88,6 +89,7 @@ class TableBatch:
     files: Mapping[str, WholeFile] | None = None
     more: bool = False
     purges: bool = False
+    loaded: int | None = None
 
 
 @dataclass(frozen=True)

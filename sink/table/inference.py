@@ -4,7 +4,7 @@ import logging
 from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Protocol
 
 import numpy as np
 import pyarrow as pa
@@ -35,6 +35,23 @@ LAST = 20
 """The sample has this many messages from the end of each partition."""
 
 log = logging.getLogger(__name__)
+
+
+class Sample(Protocol):
+    """What is known of a source before its changes are applied."""
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing tells columns yet."""
+
+    def columns(self) -> dict[str, str] | None:
+        """Name -> type of each field (`changelog.observed_types.Observed`). None if nothing tells them yet."""
+
+    def message_keys(self) -> frozenset[tuple[str, ...]]:
+        """Keys that messages state, as names of fields."""
+
+    def source_tables(self) -> Mapping[str, int]:
+        """The source's tables that the messages name, the first one first, with the number of messages of each."""
 
 
 def refuse_others(config: Config, table: TableSection, records: pa.Table) -> None:

@@ -23,7 +23,7 @@ from changelog.decoding import StatedKeys
 from sink.config import Config, TableSection
 from sink.config.options import MisplacedError, did_you_mean
 from sink.errors import ConfigError, NoMessagesError, TableError
-from sink.spark.sample import SparkSample
+from sink.table.inference import Sample
 from sink.table.patterns import ResolvedTable
 from sink.targets.own_state import property_prefix
 from sink.targets.seam import TableView
@@ -92,7 +92,7 @@ def accepted_property(config: Config) -> str:
     return f"{property_prefix(config)}.accepted-keys"
 
 
-def table_key(config: Config, resolved: ResolvedTable, table: TableView | None, sample: SparkSample) -> TableKey:
+def table_key(config: Config, resolved: ResolvedTable, table: TableView | None, sample: Sample) -> TableKey:
     """The key of a table.
 
     :param table: the table, if it exists.
@@ -220,7 +220,7 @@ def shown(names: Iterable[str]) -> str:
     return ", ".join(names)
 
 
-def _stated(section: TableSection, path: str, sample: SparkSample) -> Fields:
+def _stated(section: TableSection, path: str, sample: Sample) -> Fields:
     """The only key that messages state."""
     stated = sorted(sample.message_keys(), key=lambda fields: (len(fields), fields))
     if not stated and sample.is_empty:

@@ -40,6 +40,7 @@ from sink.table.guards import (
 )
 from sink.table.keyindex import Meanwhile
 from sink.table.keys import TableKey, with_key
+from sink.table.load_state import LOAD, Load, Loaded, load_of
 from sink.table.observer import (
     BatchStarted,
     CommitRefused,
@@ -271,6 +272,28 @@ class TableSink:
         log.info("%s: purged %s", self.table.name, amount(gone, "deleted row"))
         return gone
 
+    @property
+    def load(self) -> tuple[Load, Loaded] | None:
+        """The load that the table has had, and how far it has got."""
+        return load_of(self.table, self._open.prefix)
+
+    def note_load(self, load: Load) -> None:
+        """Store what a load has decided."""
+        self.table.set_property(f"{self._open.prefix}.{LOAD}", load.to_json())
+        self.table.refresh()
+
+    def take_in(self, rows: "DataFrame", estimated: int, parts: int) -> Written:
+        """Take in rows that a load has read. The position stays where it is.
+
+        :param rows: as changelog rows.
+        :param estimated: about how many they are.
+        :param parts: see `TableBatch.loaded`.
+        :raises RowdeltaError: see `apply_batch`.
+        """
+        position = self.position
+        assert position is not None
+        return self.apply_batch(None, TableBatch(lambda: rows, position, estimated, rows, loaded=parts))
+
     def prepare_batch(self, batch: TableBatch) -> Written | None:
         """Write changes that continue the table's position, without a commit. None if they must be written again.
 
@@ -365,7 +388,7 @@ class TableSink:
                         started = time.monotonic()
                         with stage(self._open.observer, self.table.name, "prepare"):
                             outcome = self._letters.commit(batch.end, written, self._scratch)
-                            request = self._proposed(batch.end, written) if outcome == Done() else None
+                            request = self._proposed(batch, written) if outcome == Done() else None
                     if request is not None:
                         outcome = self._send(request)
                     refused = refusal(outcome)
@@ -633,8 +656,9 @@ class TableSink:
         section = self.plan.section
         return state.in_topics(section, self._source.identities(section)) if self._is_of_topics else state
 
-    def _state_after(self, before: SinkState, end: Position, written: Written) -> SinkState:
-        """What the commit stores besides the position `end`."""
+    def _state_after(self, before: SinkState, batch: TableBatch, written: Written) -> SinkState:
+        """What the commit stores besides the position."""
+        end = batch.end
         state = replace(
             self._in_topic(before),
             undecoded=written.undecoded_since(before.undecoded),
@@ -650,13 +674,16 @@ class TableSink:
         elif self._is_of_topics and dict(end) != dict(self.position or {}):
             # a replay has this mode in each table
             state = replace(state, streamed=None)
+        if batch.loaded is not None:
+            rows = 0 if before.loaded is None else before.loaded.rows
+            state = replace(state, loaded=Loaded(batch.loaded, rows + written.read))
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
     def _empties(self, written: Written) -> bool:
         """Whether the commit removes all rows that the table has. With history, they were closed."""
         return written.truncates > 0 and self.plan.changelog.history is None
 
-    def _proposed(self, end: Position, written: Written) -> ChangeSet:
+    def _proposed(self, batch: TableBatch, written: Written) -> ChangeSet:
         """What is sent to be committed.
 
         :raises RowdeltaError: nothing was committed.
@@ -665,11 +692,11 @@ class TableSink:
         begun, index = written.begun, self._index_commit(written, Meanwhile())
         base = self._open.base if index is None else index.base
         before = self._state()
-        changed = self._state_after(before, end, written).changes_from(before)
+        changed = self._state_after(before, batch, written).changes_from(before)
         return ChangeSet(
             prefix=self._open.prefix,
             operation=begun.operation,
-            position=end,
+            position=batch.end,
             files=written.files,
             base_snapshot=base,
             previous_operation=self._open.operation,

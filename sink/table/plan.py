@@ -42,6 +42,7 @@ from sink.table.columns import (
     parse_type,
     wanted_columns,
 )
+from sink.table.inference import Sample
 from sink.table.keys import TableKey, property_name, table_key, with_key
 from sink.table.patterns import ResolvedTable, names_taken
 from sink.table.source_tables import SourceTables, source_tables_property
@@ -129,17 +130,18 @@ def plan_table(
 
 
 def open_table(
-    spark: "SparkSession", config: Config, resolved: ResolvedTable, source: Source
+    spark: "SparkSession", config: Config, resolved: ResolvedTable, source: Source, sample: Sample | None = None
 ) -> tuple[Table, TablePlan, TableKey]:
     """Open the target. Create it if it is missing.
 
+    :param sample: what is known of the source. By default, the messages tell.
     :raises ConfigError: see `plan_table`.
     :raises TableError: see `plan_table`.
     :raises NoMessagesError: the source has no messages, and only messages would state the columns or the key.
     """
     catalogs = Catalogs(spark, config)
     table = catalogs.load(resolved.section.target)
-    sample = SparkSample(spark, config, resolved.section, source)
+    sample = sample or SparkSample(spark, config, resolved.section, source)
     key = table_key(config, resolved, table, sample)
     resolved = with_key(resolved, key)
     section = resolved.section
@@ -242,7 +244,7 @@ def files_last(section: TableSection) -> bool:
 
 
 def inferred_columns(
-    config: Config, section: TableSection, table: TableView | None, sample: SparkSample
+    config: Config, section: TableSection, table: TableView | None, sample: Sample
 ) -> dict[str, str] | None:
     """Columns inferred from messages, if the table doesn't exist and the configuration doesn't name columns; else None.
     Name -> type, as `types` of the configuration says it, or else as in `Observed`.

@@ -29,7 +29,7 @@ from pyspark.sql import types as T
 from changelog.amounts import amount
 from changelog.rows import PREFIX
 from sink.databases.conversion import Conversion, Kind, Selected, conversion
-from sink.databases.reading import Delivered, Keys
+from sink.databases.reading import Keys, wait_for_delivery
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.sources.source import Position
 from sink.spark.expressions import quoted
@@ -422,26 +422,19 @@ class Rounds:
         """Wait until the topic has all that the source's reading saw."""
         if not self._source.is_live:
             return
-        settled = None
-        while True:
-            state, text = self._source.delivered()
-            now = time.monotonic()
-            if state is Delivered.YES:
-                return
-            if state is Delivered.NOT_YET:
-                settled = None
-            elif settled is None:
-                settled = now + self._patience.settle
-            elif now >= settled:
-                return
-            if now > until:
-                raise TemporaryError(
-                    f"{self._target.name}: the changes of {self._source.name} don't get into {self._topic_name}: "
-                    f"{text}. verify has waited for {self._patience.timeout:.0f} s. Start the connector, or give it "
-                    "more time with --timeout."
-                )
-            line.tell(f"{self._target.name}: waiting for the connector; {text}")
-            time.sleep(_POLL_SECONDS)
+        name = self._target.name
+        try:
+            wait_for_delivery(
+                self._source.delivered,
+                self._patience.settle,
+                until,
+                lambda text: line.tell(f"{name}: waiting for the connector; {text}"),
+            )
+        except TimeoutError as error:
+            raise TemporaryError(
+                f"{name}: the changes of {self._source.name} don't get into {self._topic_name}: {error}. verify has "
+                f"waited for {self._patience.timeout:.0f} s. Start the connector, or give it more time with --timeout."
+            ) from None
 
     @property
     def _topic_name(self) -> str:

@@ -506,6 +506,8 @@ class Player:
         """
         self.happened: set[str] = set()
         self.effects: dict[int, Callable[[Content], Content]] = {}
+        self.start = 0
+        """The offset from which the table is read."""
         self._foreign = iter(range(1 << 30))
         self._files = iter(range(1 << 30))
         self._content: dict[str, list[Row]] = {}
@@ -850,7 +852,7 @@ class Player:
     def check(self) -> None:
         """Check every snapshot: it has the rows that its parent and its own commit give."""
         expected: dict[int | None, Content] = {None: Counter()}
-        offsets: dict[int | None, int] = {None: 0}
+        offsets: dict[int | None, int] = {None: self.start}
         for snapshot in self.store.snapshots.values():
             before, offset = expected[snapshot.parent], offsets[snapshot.parent]
             if snapshot.id in self.effects:

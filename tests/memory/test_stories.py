@@ -22,6 +22,7 @@ from deltawriters.resolve import NOWHERE
 from deltawriters.scratch import Scratch
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
+from sink.sources.source import TableBatch
 from sink.table import copy_on_write, keyindex, microbatch, open_table
 from sink.table.keyindex import KeyIndex, Meanwhile
 from sink.table.microbatch import TableSink
@@ -192,8 +193,8 @@ def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
 def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:
     original = TableSink._proposed
 
-    def proposed(self: TableSink, end: Any, written: Any) -> Any:
-        return original(self, self.position or {"offset": 0}, written)
+    def proposed(self: TableSink, batch: TableBatch, written: Any) -> Any:
+        return original(self, replace(batch, end=self.position or {"offset": 0}), written)
 
     patch.setattr(TableSink, "_proposed", proposed)
 

@@ -1,0 +1,49 @@
+"""`rowdelta load`."""
+
+import argparse
+
+from sink.console.command import Commands, add_tables, command, load
+from sink.printing import printable
+
+_LOAD = """\
+Copies tables of a database, much faster than a connector's snapshot, and then applies their changes from the topic
+until they are equal. Nothing is locked, and the database may change meanwhile. rowdelta run goes on from there.
+
+  source:
+    database: {url: "jdbc:postgresql://db:5432/shop", user: reader, password: "${PASSWORD}", slot: debezium}
+
+  rowdelta load sink.yaml                              # all tables
+  rowdelta load sink.yaml --table orders               # one
+
+how:
+  The connector runs already, with snapshot.mode: no_data. The end of the topic is noted first. Then the table is read
+  in parts by its key, several at once, each by one short query, and each is committed. Then the topic is read from
+  where it ended. Ctrl-C finishes the parts in progress; running it again goes on from there, also after a crash.
+
+what it needs:
+  A user who may read the tables. In Postgres, pg_monitor shows how far the connector is. No rowdelta run of the same
+  sink.id meanwhile.
+"""
+
+
+def add(commands: Commands) -> None:
+    add_tables(command(commands, "load", _load, "copy tables of a database, and catch up", _LOAD))
+
+
+def _load(args: argparse.Namespace) -> int:
+    config = load(args)
+    from sink.commands.verify import with_drivers
+    from sink.run import running
+    from sink.spark import session
+
+    with running.marked(config):
+        spark = session.start(with_drivers(config))
+        from sink.commands.load import Load
+        from sink.run.pipeline import stops_on_signals
+
+        with session.stopping(spark):
+            loading = Load(spark, config, args.table)
+            with stops_on_signals(spark, loading.stop):
+                for line in loading.run():
+                    print(printable(line), flush=True)
+    return 0

@@ -1,0 +1,53 @@
+"""Debezium's connector, as the database shows it."""
+
+import time
+from collections.abc import Callable
+
+from sink.databases.postgres import Postgres
+from sink.databases.reading import wait_for_delivery
+from sink.errors import ConfigError, TemporaryError
+from sink.spark.progress import Line
+
+_SETTLE = 5.0
+_TIMEOUT = 600.0
+"""Seconds."""
+
+
+class PostgresConnector:
+    """The connector that reads the log of a table's database (`sink.table.loading.Connector`)."""
+
+    def __init__(self, database: Postgres) -> None:
+        self._database = database
+
+    def check(self) -> None:
+        self._database.note_log_position()
+        slots = self._database.readers()
+        if len(slots) > 1:
+            raise ConfigError(
+                f"several connectors read the log of {self._database.name}, by the slots {', '.join(slots)}. Name the "
+                "one that writes the topic in source.database.slot: if it doesn't run, changes would be lost."
+            )
+        if not slots:
+            raise ConfigError(
+                f"nobody reads the log of {self._database.name}, so what changes during the load would be lost. Start "
+                "the connector first, with snapshot.mode: no_data. If it is only stopped for now, name its slot in "
+                "source.database.slot."
+            )
+
+    def wait(self, stopping: Callable[[], bool]) -> bool:
+        name, line = self._database.name, Line()
+        self._database.note_log_position()
+        try:
+            return wait_for_delivery(
+                self._database.delivered,
+                _SETTLE,
+                time.monotonic() + _TIMEOUT,
+                lambda text: line.tell(f"waiting for the connector of {name}; {text}"),
+                stopping,
+            )
+        except TimeoutError as error:
+            raise TemporaryError(
+                f"the connector of {name} doesn't get on: {error}. Start it, and run again: what is loaded stays."
+            ) from None
+        finally:
+            line.clear()

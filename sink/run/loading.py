@@ -1,0 +1,70 @@
+"""Loads tables of a job from their database, before their streams begin."""
+
+import time
+from collections.abc import Callable
+from contextlib import closing
+from typing import TYPE_CHECKING
+
+from sink.config import Config, DatabaseSection
+from sink.databases.connector import PostgresConnector
+from sink.databases.postgres import Postgres
+from sink.databases.rows import PATH, TableRows
+from sink.databases.sample import DatabaseSample
+from sink.databases.tables import database_table
+from sink.sources.kafka import KafkaSource
+from sink.sources.source import Position, Source
+from sink.table.inference import Sample
+from sink.table.loading import Loading
+from sink.table.microbatch import TableSink
+from sink.table.patterns import ResolvedTable
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+class Loads:
+    """:param database: from which tables are loaded.
+    :param stopping: whether loads are to end after the parts in progress.
+    """
+
+    def __init__(
+        self,
+        spark: "SparkSession",
+        config: Config,
+        source: Source,
+        database: DatabaseSection,
+        stopping: Callable[[], bool],
+    ) -> None:
+        assert isinstance(source, KafkaSource)
+        self._spark = spark
+        self._config = config
+        self._source = source
+        self._database = database
+        self._stopping = stopping
+
+    def sample(self, resolved: ResolvedTable) -> Sample:
+        """What the database tells of a table."""
+        return DatabaseSample(self._config, self._database, self._name_of(resolved), resolved.section)
+
+    def load(self, resolved: ResolvedTable, sink: TableSink) -> None:
+        """Load a table, or what is left of it.
+
+        :raises RowdeltaError: see `Loading.run`.
+        """
+        section, name, settings = sink.plan.section, self._name_of(resolved), self._config.load
+
+        def ends(ago: float) -> Position:
+            now = self._source.ends(section)
+            then = self._source.offsets_since(section, int((time.time() - ago) * 1000)) if ago else now
+            return {partition: min(end, then.get(partition, end)) for partition, end in now.items()}
+
+        with closing(Postgres(self._spark, self._database, name, PATH)) as connection:
+            connector = PostgresConnector(connection)
+            with closing(TableRows(self._spark, self._config, self._database, name, sink.plan)) as rows:
+                numbers = settings.connections, settings.part_rows
+                Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
+
+    def _name_of(self, resolved: ResolvedTable) -> str:
+        """Of the database's table."""
+        verify = self._config.verify_of(resolved.section)
+        return database_table(resolved, None if verify is None else verify.table)

@@ -1,0 +1,89 @@
+"""What a table knows of its load from a database: how it is divided, and how far it has got."""
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any, Self
+
+from sink.sources.source import Position
+from sink.targets.seam import TableView
+
+LOAD = "load"
+"""Part of a sink's state: the `Load`."""
+LOADED = "loaded"
+"""Part of a sink's state that a commit of a load stores: the `Loaded`."""
+
+
+@dataclass(frozen=True)
+class Load:
+    """What was decided before the first part of the source's table was read.
+
+    :param parts: conditions in SQL that divide the source's table, in the order in which they are loaded.
+    :param estimated: about how many rows the source's table had.
+    :param files: what the parts depend on (`sink.table.loading.SourceTable.files`).
+    :param begin: where the topic ended then. All that is before it was committed before the first part was read.
+    :param log_position: where the database's log was then.
+    :param started: milliseconds since 1970.
+    :param until: the position at which the table is equal to the source. None until all parts are there.
+    """
+
+    parts: tuple[str, ...]
+    estimated: int
+    files: str
+    begin: Position
+    log_position: str
+    started: int
+    until: Position | None = None
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        found = json.loads(text)
+        return cls(**(found | {"parts": tuple(found["parts"])}))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+    @property
+    def order(self) -> dict[str, Any]:
+        """What all rows have for names in `order_by` that are no columns of the source's table."""
+        position = self.log_position
+        upper, _, lower = position.partition("/")
+        lsn = {"source.lsn": (int(upper, 16) << 32) + int(lower, 16)} if lower else {}
+        return {**lsn, "source.ts_ms": self.started, "ts_ms": self.started, "source.ts_us": self.started * 1000}
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """How far a load has got.
+
+    :param parts: how many parts are in the table.
+    :param rows: how many rows they had.
+    """
+
+    parts: int
+    rows: int
+
+    @classmethod
+    def from_json(cls, text: str) -> Self:
+        return cls(**json.loads(text))
+
+    def to_json(self) -> str:
+        return json.dumps(asdict(self))
+
+
+def load_of(table: TableView, prefix: str) -> tuple[Load, Loaded] | None:
+    """The load that a table has had, and how far it has got. None if there was none.
+
+    :param prefix: `rowdelta.<sink id>`.
+    """
+    text, loaded = table.property(f"{prefix}.{LOAD}"), table.property(f"{prefix}.{LOADED}")
+    return None if text is None else (Load.from_json(text), Loaded.from_json(loaded) if loaded else Loaded(0, 0))
+
+
+def stage_of(load: Load, loaded: Loaded, *, is_behind: bool) -> str:
+    """How far a load is, for people.
+
+    :param is_behind: whether the table's position hasn't passed `Load.until`.
+    """
+    if loaded.parts < len(load.parts):
+        return f"loading, {100 * loaded.parts // len(load.parts)} %"
+    return "catching up" if load.until is None or is_behind else "equal"

@@ -1,0 +1,201 @@
+"""Loads a table from its source's database, part by part, before its stream begins.
+
+There is no moment at which the whole table is read, and nothing is locked:
+
+1. E is where the topic ended some minutes ago. The connector reads the database's log already, so all that is before
+   E was committed before step 2, and all that is committed later comes after E. Some minutes, since a connector may
+   have a change a moment before other sessions see it, and since clocks differ.
+2. The source's table is read in parts, each by one short query, and each part is committed with the position E. What
+   the topic has from E on isn't applied meanwhile. A crash repeats at most the parts that weren't committed.
+3. When the connector has written all that step 2 can have seen, the topic ends at U. The stream goes on from E, in
+   upsert semantics. Until U it may take rows back to an earlier state, and it may bring rows that are gone again, or
+   deletes of rows that are there no more: each key is then as its last change before U says.
+
+At U the table is what the source was then: a row that didn't change since E is as its part has read it, and any other
+is as its last change says.
+"""
+
+import logging
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from typing import TYPE_CHECKING, Any, Protocol
+
+from changelog.amounts import amount
+from sink.errors import TableError, TemporaryError
+from sink.sources.source import Position
+from sink.table.load_state import Load
+from sink.table.microbatch import TableSink
+from sink.targets.retries import doubled
+from sink.targets.values import CommitUnknownError
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+log = logging.getLogger("rowdelta")
+
+_MARGIN = 600.0
+"""Seconds."""
+_ATTEMPTS = 6
+"""At each part."""
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+"""Seconds between two of them."""
+
+
+class SourceTable(Protocol):
+    """A table of a database, which others change while it is read (`sink.databases.rows.TableRows`).
+
+    :param name: for people, without secrets.
+    """
+
+    name: str
+
+    def ranges(self, rows: int) -> Sequence[str]:
+        """Conditions that divide the table into parts of about so many rows. Each row is in one of them."""
+
+    def files(self) -> str:
+        """Names what the conditions depend on. If it is another one later, they may leave rows out."""
+
+    def log_position(self) -> str:
+        """Where the database's log is now."""
+
+    def estimated_rows(self) -> int:
+        """About how many rows there are."""
+
+    def changes(self, conditions: Sequence[str], order: Mapping[str, Any]) -> "DataFrame":
+        """The rows of parts as decoded changelog rows. They are read, one part in a task, whenever a job needs them.
+
+        :param order: name in `order_by` that is no column of the table -> its value in all rows.
+        """
+
+
+class Connector(Protocol):
+    """What reads the database's log and writes the topic."""
+
+    def check(self) -> None:
+        """Check that what is committed from now on gets into the topic.
+
+        :raises ConfigError: nobody reads the log.
+        """
+
+    def wait(self, stopping: Callable[[], bool]) -> bool:
+        """Wait until the topic has all that was committed so far. False if it was stopped before.
+
+        :raises TemporaryError: it takes too long.
+        """
+
+
+def is_due(sink: TableSink, *, auto: bool) -> bool:
+    """Whether a table has to be loaded before its stream begins: a load has begun, or (`auto`) it has nothing yet."""
+    found = sink.load
+    if found is not None:
+        return found[0].until is None
+    return auto and sink.plan.section.mode == "upsert" and sink.position is None and sink.table.is_empty()
+
+
+class Loading:
+    """The load of one table.
+
+    :param sink: the table, whose load `is_due`.
+    :param source: what is loaded.
+    :param connector: what writes the topic.
+    :param ends: returns where the topic ended so many seconds ago.
+    :param connections: parts that are read at the same time, and committed together.
+    :param part_rows: rows of a part.
+    :param stopping: whether the load is to end after the parts in progress.
+    """
+
+    def __init__(
+        self,
+        sink: TableSink,
+        source: SourceTable,
+        connector: Connector,
+        ends: Callable[[float], Position],
+        connections: int,
+        part_rows: int,
+        stopping: Callable[[], bool] = lambda: False,
+    ) -> None:
+        self._sink = sink
+        self._source = source
+        self._connector = connector
+        self._ends = ends
+        self._connections = connections
+        self._part_rows = part_rows
+        self._stopping = stopping
+        self._name = sink.table.name
+
+    def run(self) -> bool:
+        """Load what isn't loaded yet. False if it was stopped before all parts were there.
+
+        :raises TableError: its stream has gone on since the load began.
+        :raises RowdeltaError: what is committed stays. Another load goes on from there.
+        """
+        known = self._sink.load
+        load = self._begin() if known is None else known[0]
+        self._sink.remember_start(load.begin)
+        if dict(self._sink.position or {}) != dict(load.begin) and load.until is None:
+            raise TableError(
+                f"{self._name}: changes were applied since its load began, which would be undone by rows that were "
+                "read before. Start over: rowdelta reset, and an empty table."
+            )
+        since, first = time.monotonic(), self._done()
+        while (done := self._done()) < len(load.parts):
+            if self._stopping():
+                return False
+            part = load.parts[done : done + self._connections]
+            self._take_in(load, part, done + len(part))
+            self._tell(load, since, first)
+        if load.until is None:
+            if self._source.files() != load.files:
+                raise TableError(
+                    f"{self._name}: {self._source.name} was written anew while it was loaded (VACUUM FULL, CLUSTER, "
+                    "TRUNCATE or the like), so that rows may be missing. Start over: rowdelta reset, and an empty "
+                    "table."
+                )
+            if not self._connector.wait(self._stopping):
+                return False
+            self._sink.note_load(replace(load, until=self._ends(0)))
+        return True
+
+    def _begin(self) -> Load:
+        begin = self._ends(_MARGIN)  # first: the log's position, and what is read, must be later
+        self._connector.check()
+        log_position, files = self._source.log_position(), self._source.files()
+        started, estimated = int(time.time() * 1000), self._source.estimated_rows()
+        load = Load(tuple(self._source.ranges(self._part_rows)), estimated, files, begin, log_position, started)
+        self._sink.note_load(load)
+        log.info("%s: loading about %s of %s", self._name, amount(estimated, "row"), self._source.name)
+        return load
+
+    def _done(self) -> int:
+        found = self._sink.load
+        return 0 if found is None else found[1].parts
+
+    def _take_in(self, load: Load, parts: Sequence[str], done: int) -> None:
+        """Read parts, and commit them. A database that doesn't answer is asked again."""
+        estimated = load.estimated * len(parts) // len(load.parts)
+        for attempt in range(_ATTEMPTS):
+            try:
+                self._sink.take_in(self._source.changes(parts, load.order), estimated, done)
+            except CommitUnknownError:
+                raise  # only when the table is opened again its state tells
+            except TemporaryError as error:
+                if attempt + 1 == _ATTEMPTS or self._stopping():
+                    raise
+                pause = doubled(_FIRST_PAUSE, attempt, _LONGEST_PAUSE)
+                log.warning("%s: a part could not be loaded, again in %.0f s: %s", self._name, pause, error)
+                time.sleep(pause)
+            else:
+                return
+
+    def _tell(self, load: Load, since: float, first: int) -> None:
+        found = self._sink.load
+        assert found is not None
+        _, loaded = found
+        seconds = time.monotonic() - since
+        left = seconds / (loaded.parts - first) * (len(load.parts) - loaded.parts)
+        log.info(
+            "%s: loaded %s of about %s (%d %%), %.0f s left",
+            *(self._name, f"{loaded.rows:,}", amount(max(load.estimated, loaded.rows), "row")),
+            *(100 * loaded.parts // len(load.parts), left),
+        )

@@ -1,0 +1,133 @@
+"""Stories of loads: the source changes while its table is read part by part, and then its changes are applied."""
+
+import json
+from collections import Counter
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pyarrow as pa
+
+from changelog.rows import BAD, KIND, MOVED, RowKind, order_column
+from sink.table.loading import Loading
+from sink.table.microbatch import TableSink
+from tests.memory.storage import Clock
+from tests.memory.stories import _BAD_TYPE, PREFIX, SCHEMA, Content, Player, Story, _kept
+from tests.memory.table import Snapshot
+
+_VERBS = {"set", "delete", "change key", "repeat", "truncate", "shift keys", "swap keys"}
+_PARTS = 3
+
+
+def load_story(seed: int) -> Story:
+    """A story in which others change no row, since in the end the table must be what the source is."""
+    story, random = replace(Story.random(seed), mode="upsert"), Random(seed)
+    operations = tuple(
+        operation if operation.verb in _VERBS else replace(operation, verb=random.choice(("set", "delete")))
+        for operation in story.operations
+    )
+    story = replace(story, operations=operations)
+    return story.without("append", "append again", "delete", "delete in place", "rollback", "second driver")
+
+
+class LoadPlayer(Player):
+    """Plays a story of a load. Its first processes load the table, and what follows applies changes."""
+
+    fixed = ("mode",)
+
+    def __init__(self, story: Story, folder: Path) -> None:
+        super().__init__(story, folder)
+        self.states = [Counter[Any]()]
+        """What the source has after each number of messages."""
+        for number in range(len(self.messages)):
+            self.states.append(self._applied(self.states[-1], number, number + 1, ()))
+        self.now = self.random.randint(0, len(self.messages))
+        """How many messages the source has committed."""
+        self.delivered = self.random.randint(0, self.now)
+        """How many of them are in the topic."""
+        self.read: Content = Counter()
+        """The rows of the parts that were read last."""
+        self.store.on_add = self._see
+
+    def opened(self, clock: Clock, *, is_guest: bool = False) -> TableSink:
+        sink = super().opened(clock, is_guest=is_guest)
+        table: Any = _Table(self, clock)
+        ends, connections = lambda _: {"offset": self.delivered}, self.random.randint(1, _PARTS)
+        Loading(sink, table, table, ends, connections, 1).run()
+        return sink
+
+    def go_on(self) -> None:
+        """The source commits something, and the connector writes something."""
+        self.now = self.random.randint(self.now, len(self.messages))
+        self.delivered = self.random.randint(self.delivered, self.now)
+
+    def _apply(self, sink: TableSink, size: int) -> bool:
+        self.delivered = len(self.messages)
+        return super()._apply(sink, size)
+
+    def _see(self, snapshot: Snapshot) -> None:
+        """Note what a part of a load adds. Unlike a micro-batch, it leaves the position where it is."""
+        self.kept[snapshot.id] = frozenset(self.offsets())
+        if f"{PREFIX}.load" in self.store.properties:
+            self.start = json.loads(self.store.properties[f"{PREFIX}.load"])["begin"]["offset"]
+        if "position" in snapshot.sink and snapshot.sink["position"]["offset"] == self.start:
+            read = self.read
+            keys = {self.key_of(row) for row in read}
+            self.effects[snapshot.id] = lambda content: _kept(content, lambda row: self.key_of(row) not in keys) + read
+
+    def check(self) -> None:
+        super().check()
+        newest = next(reversed(self.store.snapshots.values()), None)
+        assert (self.content(newest) if newest else Counter()) == self.states[-1]
+
+
+class _Table:
+    """See `SourceTable` and `Connector`. Each part has the rows of some keys."""
+
+    name = "the source"
+
+    def __init__(self, player: LoadPlayer, clock: Clock) -> None:
+        self._player = player
+        self._clock = clock
+
+    def check(self) -> None:
+        self._clock.step("look at the source's log")
+
+    def log_position(self) -> str:
+        return "0/0"
+
+    def estimated_rows(self) -> int:
+        return 7
+
+    def files(self) -> str:
+        return "as they were"
+
+    def ranges(self, rows: int) -> Sequence[str]:
+        self._player.go_on()
+        return [str(number) for number in range(_PARTS)]
+
+    def changes(self, parts: Sequence[str], order: Mapping[str, Any]) -> Any:
+        self._clock.step("read a part")
+        player = self._player
+        read = Counter[Any]()
+        for part in parts:
+            player.go_on()
+            read += _kept(player.states[player.now], lambda row, part=part: row[0] % _PARTS == int(part))  # type: ignore[misc]
+        player.read = read
+        rows = list(read.elements())
+        arrays: dict[str, Any] = {
+            KIND: pa.array([int(RowKind.INSERT)] * len(rows), pa.int8()),
+            order_column(0): pa.array([0] * len(rows), pa.int64()),
+            BAD: pa.nulls(len(rows), _BAD_TYPE),
+            MOVED: pa.nulls(len(rows), pa.string()),
+        }
+        arrays |= {f.name: pa.array([row[n] for row in rows], f.type) for n, f in enumerate(SCHEMA)}
+        return pa.table(arrays)
+
+    def wait(self, stopping: Callable[[], bool]) -> bool:
+        self._clock.step("wait for the connector")
+        player = self._player
+        player.delivered = player.now
+        return True

@@ -1,0 +1,49 @@
+"""After a load, and the changes that came meanwhile, the table is what the source is, whatever happens to the sink."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sink.table import loading
+from sink.table.loading import Loading
+from tests.memory.hunting import PARTS, STORIES, hunt, is_found
+from tests.memory.loading import LoadPlayer, load_story
+
+
+@pytest.fixture(autouse=True)
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(loading, "_FIRST_PAUSE", 0.0)
+
+
+@pytest.mark.timeout(60 + STORIES)
+@pytest.mark.parametrize("part", range(PARTS))
+def test_a_loaded_table_is_what_the_source_is(tmp_path: Path, part: int) -> None:
+    hunt(load_story, part, STORIES // 3, tmp_path / "story", LoadPlayer)
+
+
+def _note_too_late_where_the_topic_ends(patch: pytest.MonkeyPatch) -> None:
+    real = Loading._begin
+
+    def begin(self: Any) -> Any:
+        ends, last = self._ends, len(self._source._player.messages)
+        self._ends = lambda ago: {"offset": min(ends(ago)["offset"] + 1, last)}
+        return real(self)
+
+    patch.setattr(Loading, "_begin", begin)
+
+
+def _leave_a_part_out(patch: pytest.MonkeyPatch) -> None:
+    real = Loading._take_in
+
+    def take_in(self: Loading, load: Any, parts: Sequence[str], done: int) -> None:
+        real(self, load, parts[1:] if len(parts) > 1 else parts, done)
+
+    patch.setattr(Loading, "_take_in", take_in)
+
+
+@pytest.mark.parametrize("mistake", [_note_too_late_where_the_topic_ends, _leave_a_part_out])
+def test_stories_of_loads_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    mistake(monkeypatch)
+    assert is_found(map(load_story, range(300)), tmp_path / "story", LoadPlayer)

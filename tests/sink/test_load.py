@@ -1,0 +1,248 @@
+"""A table of a real Postgres is loaded beside a real connector, while it changes and the sink dies."""
+
+import shutil
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from random import Random
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.commands import inspection
+from sink.commands.load import Load
+from sink.config import Config
+from sink.errors import ConfigError, TableError, TemporaryError
+from sink.run.pipeline import Pipeline
+from sink.spark.versions import to_arrow
+from sink.table.microbatch import TableSink
+from sink.targets.values import ChangeSet
+from tests.sink.harness import CrashError
+from tests.stack.connect import Connect, json_converter, postgres_connector
+from tests.stack.kafka import Kafka
+from tests.stack.postgres import Postgres, running_postgres
+from tests.stack.process import wait_until
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def connect(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[Connect]:
+    worker = Connect(tmp_path_factory.mktemp("connect"), kafka)
+    worker.start()
+    yield worker
+    worker.stop()
+
+
+class Shop:
+    """A table of Postgres, and the sink that mirrors it. `table` is its name."""
+
+    def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka, postgres: Postgres) -> None:
+        self.spark, self.folder, self.kafka, self.postgres = spark, folder, kafka, postgres
+        self.prefix = f"p{uuid4().hex[:8]}"
+        self.table = f"t{uuid4().hex[:8]}"
+        self.target = f"lake.{self.prefix}.things"
+        self.catalog = {"type": "hadoop", "warehouse": str(spark.conf.get("spark.sql.catalog.lake.warehouse"))}
+        self.entry: dict[str, Any] = {}
+        self.database: dict[str, Any] = {"slot": self.prefix}
+        postgres.execute(f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, name text, amount numeric(12,2))")
+        kafka.create_topic(self.topic, 2)
+
+    @property
+    def topic(self) -> str:
+        return f"{self.prefix}.public.{self.table}"
+
+    def config(self) -> Config:
+        database = {"url": self.postgres.jdbc_url, "user": self.postgres.user, "password": self.postgres.password}
+        return Config.model_validate(
+            {
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), "trigger": "available-now"},
+                "source": {
+                    "type": "kafka",
+                    "format": "debezium-json",
+                    "options": {"kafka.bootstrap.servers": self.kafka.bootstrap_servers},
+                    "database": {**database, **self.database},
+                },
+                "load": {"connections": 2, "part_rows": 1000},
+                "maintenance": {"budget": 0, "expire": None, "orphans": None},
+                "catalogs": {"lake": self.catalog},
+                "tables": [{"source": self.topic, "target": self.target, **self.entry}],
+            }
+        )
+
+    def fill(self, rows: int) -> None:
+        self.postgres.execute(
+            f"INSERT INTO {self.table} SELECT n, 'name ' || n, n / 7.0 FROM generate_series(1, {rows}) n;\n"
+            f"ANALYZE {self.table}"
+        )
+
+    def start_connector(self, connect: Connect) -> None:
+        connector = postgres_connector(self.postgres, self.prefix, rf"public\.{self.table}")
+        more = {"snapshot.mode": "no_data", "slot.name": self.prefix, "publication.name": self.prefix}
+        connect.put(self.prefix, connector | json_converter(schemas=True) | more)
+
+    def stop_connector(self, connect: Connect) -> None:
+        """Others must not take it for theirs."""
+        connect.delete(self.prefix)
+        gone = f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{self.prefix}'"
+        assert wait_until(lambda: self._done(gone))
+
+    def _done(self, statement: str) -> bool:
+        try:
+            self.postgres.execute(statement)
+        except psycopg.errors.ObjectInUse:
+            return False
+        return True
+
+    @contextmanager
+    def changing(self) -> Iterator[None]:
+        """Rows are inserted, updated, deleted, and get other keys all the time."""
+        over, random = threading.Event(), Random(7)
+
+        def work() -> None:
+            with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+                while not over.wait(0.002):
+                    key, other = random.randint(1, 12_000), random.randint(1, 12_000)
+                    statement = random.choice(
+                        [
+                            f"UPDATE {self.table} SET name = 'new ' || {other} WHERE id = {key}",
+                            f"DELETE FROM {self.table} WHERE id = {key}",
+                            f"INSERT INTO {self.table} VALUES ({key}, 'in', {other}) ON CONFLICT DO NOTHING",
+                            f"UPDATE {self.table} SET id = {20_000 + other} WHERE id = {key} AND NOT EXISTS "
+                            f"(SELECT FROM {self.table} WHERE id = {20_000 + other})",
+                        ]
+                    )
+                    connection.execute(statement.encode())
+
+        thread = threading.Thread(target=work)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
+    @contextmanager
+    def reading(self, slot: str) -> Iterator[None]:
+        """Somebody else reads a slot."""
+        with psycopg.connect(self.postgres.url + "?replication=database", autocommit=True) as connection:
+            options = "(proto_version '1', publication_names 'none')"
+            connection.pgconn.send_query(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 {options}".encode())
+            yield
+            connection.pgconn.finish()
+
+    def load(self) -> list[str]:
+        return list(Load(self.spark, self.config(), ()).run())
+
+    def source_rows(self) -> list[tuple[Any, ...]]:
+        with psycopg.connect(self.postgres.url) as connection:
+            return connection.execute(f"SELECT id, name, amount FROM {self.table} ORDER BY id".encode()).fetchall()
+
+    def rows(self) -> list[tuple[Any, ...]]:
+        rows = to_arrow(self.spark.table(self.target).select("id", "name", "amount").orderBy("id")).to_pylist()
+        return [tuple(row.values()) for row in rows]
+
+    def catches_up(self) -> bool:
+        Pipeline(self.spark, self.config()).run()
+        return self.rows() == self.source_rows()
+
+
+@pytest.fixture
+def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka, postgres: Postgres, connect: Connect) -> Iterator[Shop]:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    made = Shop(spark, tmp_path, kafka, postgres)
+    yield made
+    made.stop_connector(connect)
+
+
+def test_what_is_not_in_messages_comes_from_the_catalog(shop: Shop, connect: Connect) -> None:
+    """Columns, types and the key, before the first message. After it the stream finds what it expects."""
+    shop.postgres.execute(
+        f"DROP TABLE {shop.table};\n"
+        f"CREATE TABLE {shop.table} (name text, id bigint, amount numeric(12,2), line int, at timestamptz, "
+        "PRIMARY KEY (line, id));\n"
+        f"INSERT INTO {shop.table} VALUES ('pen', 1, 1.10, 7, '2026-11-29 10:00:00+02'), (NULL, 2, NULL, 7, NULL)"
+    )
+    shop.start_connector(connect)
+    (told,) = shop.load()
+    assert "loaded 2 rows" in told
+    assert "equal" in told
+    frame = shop.spark.table(shop.target)
+    types = {field.name: field.dataType.simpleString() for field in frame.schema}
+    assert types == {"name": "string", "id": "bigint", "amount": "decimal(12,2)", "line": "int", "at": "timestamp"}
+    assert shop.rows() == shop.source_rows()
+    shop.postgres.execute(
+        f"UPDATE {shop.table} SET name = 'new' WHERE id = 2;\nINSERT INTO {shop.table} VALUES ('cap', 3, 2, 8, now())"
+    )
+    assert wait_until(shop.catches_up)
+    (status,) = [line for line in inspection.status(shop.spark, shop.config()) if "load:" in line]
+    assert status == "  load: equal; 2 rows loaded"
+
+
+def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> None:
+    shop.fill(10)
+    with pytest.raises(ConfigError, match=r"source\.database\.slot: .* has no logical replication slot"):
+        shop.load()
+    shop.database = {}
+    with pytest.raises(ConfigError, match=r"nobody reads the log of public\.t\w+ of jdbc:.*snapshot.mode: no_data"):
+        shop.load()
+    shop.database = {"password": "wrong"}
+    with pytest.raises(ConfigError, match=r"source\.database: .*password authentication failed"):
+        shop.load()
+    shop.database = {}
+    shop.start_connector(connect)
+    shop.postgres.execute(f"SELECT pg_create_logical_replication_slot('{shop.prefix}_2', 'pgoutput')")
+    with shop.reading(f"{shop.prefix}_2"), pytest.raises(ConfigError, match="several connectors read the log"):
+        shop.load()
+    shop.entry = {"mode": "append"}
+    with pytest.raises(ConfigError, match="got mode append, expected upsert for a load"):
+        shop.load()
+    shop.entry = {"target": f"{shop.target}_2"}
+    shop.target = f"{shop.target}_2"
+    shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n'")
+    assert wait_until(lambda: len(list(inspection.status(shop.spark, shop.config()))) > 0)
+    Pipeline(shop.spark, shop.config()).run()
+    with pytest.raises(TableError, match="has rows, or a position in its source, already"):
+        shop.load()
+
+
+def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
+    shop: Shop, connect: Connect, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    shop.fill(12_000)
+    shop.start_connector(connect)
+    send, attempts = TableSink._send, iter(range(100))
+
+    def crashing(sink: TableSink, request: ChangeSet) -> Any:
+        number = next(attempts)
+        if number % 4 == 1:
+            raise CrashError
+        outcome = send(sink, request)
+        if number % 4 == 3:
+            raise CrashError
+        return outcome
+
+    monkeypatch.setattr(TableSink, "_send", crashing)
+    told: list[str] = []
+    with shop.changing():
+        for number in range(20):
+            try:
+                told = shop.load()
+                break
+            except (CrashError, TemporaryError):
+                if number == 2:
+                    shutil.rmtree(shop.folder / "state")  # the checkpoint, with the key index
+    monkeypatch.undo()
+    assert len(told) == 1
+    assert "equal to the database" in told[0], told
+    assert wait_until(shop.catches_up)
