@@ -115,7 +115,7 @@ class PostgresConnection:
             raise self._translated(error, what) from None
 
     def _translated(self, error: Exception, what: str) -> RowdeltaError:
-        text = str(error).partition("Query was:")[0]
+        text = re.split(r"\nLINE \d+:|\n+Query was:", str(error))[0]
         text = re.sub(r"^[A-Z_]+: (?:\[libpq\] )?|\s+", lambda found: "" if found.start() == 0 else " ", text).strip()
         password, path = self._section.password, self._path
         message = masked(text.replace(password, MASK) if password else text).rstrip(".")

@@ -73,7 +73,7 @@ def ranges(connection: PostgresConnection, table: str, rows: int) -> list[str]:
     if not has_places:
         return ["true"]
     first_pages = dict.fromkeys(size // _PAGE * n // count for n in range(1, count))
-    return _between("ctid", [f"'({page},0)'::tid" for page in first_pages])
+    return _between("ctid", [f"'({page},0)'::tid" for page in first_pages if page])
 
 
 def _bounds(connection: PostgresConnection, table: str, column: str, count: int, rows: int) -> list[str]:

@@ -1,0 +1,175 @@
+"""Parts of a Postgres table, and the connection that reads them: without Spark."""
+
+import sys
+from collections.abc import Iterator
+from urllib.parse import parse_qsl, urlsplit
+
+import pytest
+
+from sink.config import DatabaseSection
+from sink.databases.postgres_catalog import quoted_table
+from sink.databases.postgres_connection import PostgresConnection, libpq_url
+from sink.databases.postgres_ranges import estimated_rows, files, ranges
+from sink.errors import ConfigError, TemporaryError
+from tests.stack.postgres import Postgres, running_postgres
+from tests.stack.process import free_ports
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        yield server
+
+
+def section(postgres: Postgres, **changes: str) -> DatabaseSection:
+    given = {"url": postgres.jdbc_url, "user": postgres.user, "password": postgres.password}
+    return DatabaseSection.model_validate(given | changes)
+
+
+_VALUES = "generate_series(1, 5000) n"
+TABLES = {
+    # nine of ten rows in a small part of the numbers
+    "skewed": (
+        f"(id bigint PRIMARY KEY, t text); INSERT INTO skewed SELECT CASE WHEN n % 10 = 0 THEN n * 1000000000000000 "
+        f"ELSE n - 2500 END, repeat('x', 100) FROM {_VALUES} ORDER BY 1"
+    ),
+    "texts": (
+        r"(k text PRIMARY KEY); INSERT INTO texts SELECT chr(65 + n % 50) || E'\\''"
+        "é😀' || n FROM "
+        f"{_VALUES} ORDER BY 1"
+    ),
+    "padded": (f"(k char(12) PRIMARY KEY); INSERT INTO padded SELECT lpad(n::text, 7, '0') FROM {_VALUES}"),
+    "moments": (
+        "(k timestamptz PRIMARY KEY); INSERT INTO moments SELECT timestamptz '2026-01-01 00:00+00' + n * interval "
+        f"'1 second' FROM {_VALUES}"
+    ),
+    "sequence_first": (
+        f"(a int, b text, PRIMARY KEY (a, b)); INSERT INTO sequence_first SELECT n / 2, n::text FROM {_VALUES}"
+    ),
+    "tenant_first": (
+        f"(tenant int, n int, PRIMARY KEY (tenant, n)); INSERT INTO tenant_first SELECT n / 2000, n FROM {_VALUES}"
+    ),
+    "random": f"(u uuid PRIMARY KEY); INSERT INTO random SELECT gen_random_uuid() FROM {_VALUES}",
+    "ordered": f"(u uuid PRIMARY KEY); INSERT INTO ordered SELECT lpad(n::text, 32, '0')::uuid FROM {_VALUES}",
+    "keyless": f"(n int); INSERT INTO keyless SELECT n FROM {_VALUES}",
+    'Quoted"Name': f'("I d" int PRIMARY KEY); INSERT INTO "Quoted""Name" SELECT n FROM {_VALUES}',
+    "parted": (
+        "(id int PRIMARY KEY) PARTITION BY RANGE (id); CREATE TABLE parted_1 PARTITION OF parted FOR VALUES FROM (0) "
+        "TO (4000); CREATE TABLE parted_2 PARTITION OF parted FOR VALUES FROM (4000) TO (9000); "
+        f"INSERT INTO parted SELECT n FROM {_VALUES}"
+    ),
+    "parted_keyless": (
+        "(id int) PARTITION BY RANGE (id); CREATE TABLE keyless_1 PARTITION OF parted_keyless FOR VALUES FROM (0) TO "
+        "(4000); CREATE TABLE keyless_2 PARTITION OF parted_keyless FOR VALUES FROM (4000) TO (9000); "
+        f"INSERT INTO parted_keyless SELECT n FROM {_VALUES}"
+    ),
+}
+"""Table -> its definition, and its rows."""
+BY = {
+    "skewed": '"id"', "texts": '"k"', "padded": '"k"', "moments": '"k"', "sequence_first": '"a"',
+    "tenant_first": "ctid", "random": "ctid", "ordered": '"u"', "keyless": "ctid", 'Quoted"Name': '"I d"',
+    "parted": '"id"', "parted_keyless": "ctid",
+}  # fmt: skip
+"""Table -> by what it is parted."""
+
+
+@pytest.mark.long
+def test_each_row_is_in_one_range(postgres: Postgres) -> None:
+    for name, rest in TABLES.items():
+        postgres.execute(f"CREATE TABLE {quoted_table(name)} {rest}".replace("; ", ";\n") + ";\nANALYZE")
+    postgres.execute("CREATE VIEW seen AS SELECT * FROM skewed;\nCREATE TABLE empty (id int PRIMARY KEY)")
+    connection = PostgresConnection(section(postgres))
+    for name in TABLES:
+        table = quoted_table(f"public.{name}")
+        assert estimated_rows(connection, table) == pytest.approx(5000, rel=0.1), name
+        parts = ranges(connection, table, 500)
+        assert all(part.startswith(f"{BY[name]} ") for part in parts), (name, parts[:2])
+        assert ">=" not in parts[0], "the first has no lower bound"
+        assert "<" not in parts[-1], "the last has no upper bound"
+        counts = [connection.rows(f"SELECT count(*) FROM {table} WHERE {part}")[0][0] for part in parts]
+        assert sum(counts) == 5000, name
+        times = " + ".join(f"({part})::int" for part in parts)
+        assert connection.rows(f"SELECT count(*) FROM {table} WHERE {times} <> 1") == [(0,)], name
+        if BY[name] != "ctid":  # a page has more rows than a range
+            assert 9 <= len(parts) <= 11
+            assert max(counts) <= 1000, (name, counts)
+        assert ranges(connection, table, 10_000) == ["true"]
+    assert ranges(connection, '"seen"', 500) == ["true"]
+    assert ranges(connection, '"empty"', 500) == ["true"]
+
+    before = files(connection, '"parted_keyless"'), files(connection, '"keyless"')
+    postgres.execute("UPDATE keyless SET n = n + 1")
+    assert files(connection, '"keyless"') == before[1]
+    postgres.execute("VACUUM FULL keyless_2;\nVACUUM FULL keyless")
+    assert files(connection, '"parted_keyless"') != before[0]
+    assert files(connection, '"keyless"') != before[1]
+    connection.close()
+
+
+@pytest.mark.long
+def test_what_fails_is_told_without_secrets_and_values(postgres: Postgres) -> None:
+    (port,) = free_ports(1)
+    cases = [
+        ({"password": "planted-wrong"}, ConfigError, "password authentication failed .* Correct source.database.url"),
+        ({"url": f"{postgres.jdbc_url}?user=nobody&password=planted-in-url", "user": "nobody"}, ConfigError, "failed"),
+        ({"url": postgres.jdbc_url.rsplit("/", 1)[0] + "/nothing"}, ConfigError, 'database "nothing" does not exist'),
+        ({"url": f"jdbc:postgresql://127.0.0.1:{port}/x"}, TemporaryError, "refused.* Run again when it answers"),
+        ({"password": "planted%zz wrong&x=y"}, ConfigError, "password authentication failed"),
+    ]
+    for changes, error, text in cases:
+        with pytest.raises(error, match=text) as raised:
+            PostgresConnection(section(postgres, **changes))
+        assert "planted" not in str(raised.value)
+        assert postgres.password not in str(raised.value)
+    connection = PostgresConnection(section(postgres, url=f"{postgres.jdbc_url}?currentSchema=other"))
+    assert connection.rows("SHOW search_path", is_copied=False) == [("other",)]
+    for query, error, text in (
+        ("SELECT * FROM nothing WHERE name = 'Ada'", ConfigError, 'relation "nothing" does not exist'),
+        ("SELECT 1 / (n - 3) FROM generate_series(1, 5) n WHERE 'Ada' <> ''", TemporaryError, "division by zero"),
+    ):
+        with pytest.raises(error, match=text) as raised:
+            list(connection.batches(query))
+        assert "Ada" not in str(raised.value)
+    with pytest.raises(TemporaryError, match="read-only transaction"):
+        connection.run("CREATE TABLE written (id int)")
+    connection.close()
+
+
+@pytest.mark.parametrize(
+    ("url", "place", "parameters"),
+    [
+        ("jdbc:postgresql://db:5433/shop", "//db:5433/shop", {}),
+        ("jdbc:postgresql:shop", "//localhost/shop", {}),
+        (
+            "jdbc:postgresql://a:1,b:2/shop?targetServerType=secondary",
+            "//a:1,b:2/shop",
+            {"target_session_attrs": "standby"},
+        ),
+        ("jdbc:postgresql://[::1]/shop?ssl=true", "//[::1]/shop", {"sslmode": "verify-full"}),
+        ("jdbc:postgresql://db/shop?ssl=true&sslmode=require&socketTimeout=5", "//db/shop", {"sslmode": "require"}),
+        (
+            "jdbc:postgresql://db/shop?sslmode=verify-ca&sslrootcert=/etc/ca%20x.pem&connectTimeout=3",
+            "//db/shop",
+            {"sslmode": "verify-ca", "sslrootcert": "/etc/ca x.pem", "connect_timeout": "3"},
+        ),
+        ("jdbc:postgresql://db/shop?user=a&password=b%26", "//db/shop", {"user": "a", "password": "b&"}),
+    ],
+)  # fmt: skip
+def test_a_jdbc_url_is_one_of_libpq(url: str, place: str, parameters: dict[str, str]) -> None:
+    found = libpq_url(DatabaseSection(url=url))
+    assert found.partition("?")[0] == f"postgresql:{place}"
+    usual = {"connect_timeout": "10", "keepalives_idle": "60", "keepalives_interval": "10", "keepalives_count": "6",
+             "application_name": "rowdelta"}  # fmt: skip
+    assert dict(parse_qsl(urlsplit(found).query)) == usual | parameters
+
+
+def test_user_and_password_may_have_any_characters() -> None:
+    given = DatabaseSection(url="jdbc:postgresql://db/shop?user=other", user="a b@c", password="p:/?#&=%'ä +")
+    found = dict(parse_qsl(libpq_url(given).partition("?")[2]))
+    assert (found["user"], found["password"]) == ("a b@c", "p:/?#&=%'ä +")
+
+
+def test_a_driver_that_is_missing_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "adbc_driver_postgresql", None)
+    with pytest.raises(ConfigError, match=r"pip install 'rowdelta\[postgres\]'"):
+        PostgresConnection(DatabaseSection(url="jdbc:postgresql://nowhere/shop"))
