@@ -79,7 +79,7 @@ def test_what_does_not_fit_is_a_bad_record_with_the_row() -> None:
         ("type_mismatch", 2),
     ]
     _, letter = letters
-    assert letter["reason"].startswith("column at: 9223372036825200000 does not fit timestamp_ntz")
+    assert letter["reason"].startswith("column at: '9223372036825200000' does not fit timestamp_ntz")
     assert (letter["source"], letter["offset"]) == ("shop.public.orders", None)
     assert found.column("id").drop_null().to_pylist() == [1]
 
