@@ -6,6 +6,7 @@ Python. Postgres comes as a package, as in `tests/stack`, and has the same cores
 """
 
 import argparse
+import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -16,6 +17,7 @@ from time import perf_counter
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 
+from benchmarks.processes import cpu_seconds, tree
 from sink.commands.verify import with_drivers
 from sink.config import Config, DatabaseSection
 from sink.databases.postgres import Postgres as PostgresReader
@@ -56,7 +58,7 @@ def run(folder: Path, rows: int, turns: int) -> None:
         assert database is not None
         plan = plan_table(Catalogs(spark, config), config, ResolvedTable(config.tables[0], "tables[0]"), None)
         source = TableRows(spark, config, database, "public.orders", plan)
-        print(f"{rows:,} rows of 8 columns, rows a second (median of {turns})", flush=True)
+        print(f"{rows:,} rows of 8 columns; rows a second, and rows a second of CPU time (medians of {turns})")
         for connections in (1, 2):
             parts = source.ranges(-(-rows // connections))
             ways: Mapping[str, Callable[[], DataFrame]] = {
@@ -65,8 +67,9 @@ def run(folder: Path, rows: int, turns: int) -> None:
                 "Spark's JDBC source": partial(_jdbc, spark, database, parts),
             }
             taken = {name: [_taken(way) for _ in range(turns + 1)][1:] for name, way in ways.items()}
-            for name, seconds in taken.items():
-                print(f"  {connections} connections  {name:22} {rows / statistics.median(seconds):10,.0f}", flush=True)
+            for name, turns_taken in taken.items():
+                rates = [rows / statistics.median(seconds) for seconds in zip(*turns_taken, strict=True)]
+                print(f"  {connections} connections  {name:22} {rates[0]:10,.0f} {rates[1]:10,.0f}", flush=True)
         source.close()
         spark.stop()
 
@@ -75,10 +78,11 @@ def _counted(changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     yield pa.record_batch({"rows": [sum(batch.num_rows for batch in changes)]})
 
 
-def _taken(way: Callable[[], DataFrame]) -> float:
-    begin = perf_counter()
+def _taken(way: Callable[[], DataFrame]) -> tuple[float, float]:
+    """Seconds, and those of all CPUs: of Python, the JVM and the server."""
+    begin, cpu = perf_counter(), cpu_seconds(tree(os.getpid()))
     way().write.format("noop").mode("overwrite").save()
-    return perf_counter() - begin
+    return perf_counter() - begin, cpu_seconds(tree(os.getpid())) - cpu
 
 
 def _jdbc(spark: SparkSession, database: DatabaseSection, parts: Sequence[str]) -> DataFrame:
