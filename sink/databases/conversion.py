@@ -143,7 +143,7 @@ def _in_text(selected: Selected) -> Conversion | None:
     """In a column of texts. Where messages spell a value in another way than the database, the texts are read again."""
     text, kind = T.StringType(), selected.kind
     if kind is Kind.DECIMAL:
-        return Conversion(text, _numeric, _numeric)
+        return Conversion(text, _shortest, _shortest)
     if kind in (Kind.TEXT, Kind.INTEGER, Kind.UNSIGNED, Kind.JSON, Kind.BOOLEAN):
         return Conversion(text, lambda column: column.cast("string"))
     if kind is Kind.BYTES:
@@ -314,6 +314,11 @@ def _lpad(column: Column, length: Column) -> Column:
 def _numeric(column: Column) -> Column:
     """Debezium has null for a NaN of Postgres' numeric, or (`decimal.handling.mode: string`) the text NAN."""
     return F.when(F.upper(column) != "NAN", column)
+
+
+def _shortest(column: Column) -> Column:
+    """Without zeros at the end: Debezium has none in a numeric without a scale."""
+    return F.regexp_replace(F.regexp_replace(_numeric(column), r"(\.\d*?)0+$", "$1"), r"\.$", "")
 
 
 def _signed(column: Column) -> Column:

@@ -17,8 +17,8 @@ from sink.redaction import MASK, masked
 
 _BATCH_BYTES = 4 * 1024 * 1024
 """About so large are batches."""
-_REFUSED_STATES = ("28", "3D", "42")
-"""Beginnings of SQLSTATEs that mean a wrong user, password, database or table."""
+_REFUSED_STATES = ("28", "3D")
+"""Beginnings of SQLSTATEs that mean a wrong user, password or database."""
 _REFUSED = re.compile(
     r"authentication failed|no pg_hba\.conf entry|does not exist|no password supplied|percent-encoded"
 )
@@ -121,6 +121,8 @@ class PostgresConnection:
         message = masked(text.replace(password, MASK) if password else text).rstrip(".")
         state = getattr(error, "sqlstate", None) or ""
         found = f"{path}: {masked(self._section.url)} {what}: {message}"
+        if state.startswith("42"):
+            return ConfigError(f"{found}. Is the table there as it was before, and may {path}.user read it?")
         if state.startswith(_REFUSED_STATES) or (not state and _REFUSED.search(text)):
             return ConfigError(f"{found}. Correct {path}.url, {path}.user, {path}.password.")
         return TemporaryError(f"{found}. Run again when it answers, or correct {path}.url.")

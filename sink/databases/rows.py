@@ -13,7 +13,7 @@ import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
 
-from changelog.changes import UnavailableError, WireType
+from changelog.changes import WireType
 from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.formats.database_rows import NAME, column_of, described, read_records
 from changelog.observed_types import observed_type
@@ -23,7 +23,7 @@ from sink.databases import postgres_ranges
 from sink.databases.postgres_catalog import PostgresColumn, columns_query, quoted_table
 from sink.databases.postgres_connection import PostgresConnection
 from sink.databases.postgres_values import UUID, ReadColumn, Spelling, read_column, stored
-from sink.errors import ConfigError, RowdeltaError
+from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.spark.computed import compute
 from sink.spark.exchange import Step, in_arrow
@@ -209,7 +209,8 @@ class _ReadParts:
 
     def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
         """:param numbers: of the conditions.
-        :raises UnavailableError: the database refuses the reading, or doesn't answer.
+        :raises ConfigError: the database refuses the reading.
+        :raises TemporaryError: it doesn't answer, or the table has changed.
         """
         changes = self.decoder(self.records(numbers))
         yield from changes if self.step is None else self.step(changes)
@@ -220,18 +221,18 @@ class _ReadParts:
         selected = ", ".join(f"{column.sql} AS c{n}" for n, column in enumerate(reading.columns.values()))
         for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
             query = f"SELECT {selected} FROM {self.table} WHERE {self.conditions[number]}"
+            connection = PostgresConnection(self.section, PATH)
             try:
-                connection = PostgresConnection(self.section, PATH)
-                try:
-                    for batch in connection.batches(query):
-                        yield self._record_batch(batch)
-                finally:
-                    connection.close()
-            except RowdeltaError as error:
-                raise UnavailableError(str(error)) from None
+                for batch in connection.batches(query):
+                    yield self._record_batch(batch)
+            finally:
+                connection.close()
 
     def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
         parts = zip(self.reading.columns.items(), batch.columns, strict=True)
-        made = {name: column.made(stored(values)) for (name, column), values in parts}
+        try:
+            made = {name: column.made(stored(values)) for (name, column), values in parts}
+        except pa.ArrowException:
+            raise TemporaryError(f"{PATH}: columns of {self.table} have other types now than before.") from None
         rows = pa.StructArray.from_arrays(list(made.values()), list(made))
         return read_records(rows, self.reading.topic, datetime.now(UTC))

@@ -15,14 +15,19 @@ from deltawriters import CardinalityError
 from deltawriters.keyindex import CorruptIndexError
 from deltawriters.table import UnreadableRowsError
 from deltawriters.vectors import LostVectorError
+from sink.errors import ConfigError, TemporaryError
 
-Kind = Literal["contradiction", "corrupt index", "broken format", "unavailable", "not replaceable", "unreadable file"]
+Kind = Literal[
+    "contradiction", "corrupt index", "broken format", "refused", "unavailable", "not replaceable", "unreadable file"
+]
 
 _KINDS: dict[type[Exception], Kind] = {
     CardinalityError: "contradiction",
     CorruptIndexError: "corrupt index",
     FormatError: "broken format",
+    ConfigError: "refused",
     UnavailableError: "unavailable",
+    TemporaryError: "unavailable",
     LostVectorError: "not replaceable",
     UnreadableFileError: "unreadable file",
     UnreadableRowsError: "not replaceable",
@@ -38,9 +43,10 @@ class TaskFailure:
     """Why a task failed.
 
     :param kind: `contradiction`: two changes of a key contradict each other. `corrupt index`: a part of the key index
-        is missing or damaged. `broken format`: a decoder fails whatever the records are. `unavailable`: a service
-        didn't answer, such as a schema registry. `not replaceable`: a data file can't be read for a copy of its
-        rows. `unreadable file`: a change file can't be read.
+        is missing or damaged. `broken format`: a decoder fails whatever the records are. `refused`: a database
+        refuses the user, or a table. `unavailable`: a service didn't answer, such as a schema registry or a database.
+        `not replaceable`: a data file can't be read for a copy of its rows. `unreadable file`: a change file can't be
+        read.
     :param message: for people.
     """
 

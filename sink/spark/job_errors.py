@@ -80,6 +80,8 @@ def _meaning(target: str, failure: TaskFailure) -> RowdeltaError:
             f"{target}: {failure.message}. No record is at fault, and nothing was applied. Correct the format, or "
             "install the versions of the packages that it needs, and run again."
         )
+    if failure.kind == "refused":
+        return ConfigError(f"{target}: {failure.message}")
     if failure.kind == "not replaceable":
         return _not_replaceable(target, failure.message)
     # a damaged index is built again where the job was started; where it wasn't, the next run does it

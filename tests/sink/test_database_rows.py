@@ -3,6 +3,7 @@
 import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,8 @@ from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert
 from sink.config import Config, DatabaseSection
 from sink.databases.rows import TableRows
+from sink.errors import ConfigError, TemporaryError
+from sink.spark.job_errors import JOB_ERRORS, job_error
 from sink.spark.versions import to_arrow
 from sink.table.table_plan import TablePlan
 from tests.changelog.messages import Message, raw_records, sql
@@ -169,6 +172,7 @@ def test_rows_are_what_the_stream_makes_of_them(
             }
             assert {w: rows for w, rows in differing.items() if not {*rows} <= {*NOT_THE_SAME.get(w, ())}} == {}
     check_changelog_rows(spark, section, received["usual"])
+    check_a_table_that_is_altered(spark, postgres, section)
 
 
 def streamed(postgres: Postgres, kafka: Kafka, prefix: str) -> pa.RecordBatch:
@@ -329,3 +333,19 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
     assert set(fine.column("_op").to_pylist()) == {"r"}
     assert set(fine.column("_source").to_pylist()) == {"usual.public.edge"}
     assert set(fine.column("_rowdelta_order_0").to_pylist()) == {77}
+
+
+def check_a_table_that_is_altered(spark: SparkSession, postgres: Postgres, section: DatabaseSection) -> None:
+    """A task's failure means the same as the driver's own."""
+    spec = spec_of({"t": "string", "n_12_2": "decimal(12,2)"}, {})
+    with closing(rows_of(configuration({}), section, spec, spark)) as rows:
+        for statement, kind, text in (
+            ("ALTER TABLE edge ALTER COLUMN n_12_2 TYPE text USING 'x'", TemporaryError, "have other types now"),
+            ("ALTER TABLE edge RENAME COLUMN t TO other", ConfigError, 'column "t" does not exist. Is the table there'),
+        ):
+            postgres.execute(statement)
+            with pytest.raises(JOB_ERRORS) as raised:
+                rows.changes(["id = 1"], {}).collect()
+            error = job_error("lake.n.edge", raised.value)
+            assert isinstance(error, kind)
+            assert text in str(error)

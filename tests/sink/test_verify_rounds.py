@@ -8,7 +8,7 @@ from typing import Any, cast
 
 import pytest
 import yaml
-from pyspark.sql import DataFrame, SparkSession
+from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
 
@@ -99,6 +99,28 @@ def test_a_numeric_that_is_no_number_is_null(spark: SparkSession, kind: Kind, te
     (row,) = spark.range(1).select(*columns).collect()
     assert row[0] is None
     assert row[1] == (text if is_lost else None)
+
+
+SPELLED = [
+    # kind, the source's value in SQL, the table's type and its value in SQL: as Debezium's messages have them
+    (Kind.DECIMAL, "'1.10'", "string", "'1.1'"),  # without a scale, a numeric comes without zeros at its end
+    (Kind.DECIMAL, "'0.00'", "string", "'0'"),
+    (Kind.DECIMAL, "'-1200.50'", "string", "'-1200.50'"),
+    (Kind.DECIMAL, "'100'", "string", "'100'"),
+    (Kind.BITS, "'0000'", "binary", "x''"),  # and bits come without their highest bytes, if these are 0
+    (Kind.BITS, "'000000000001'", "binary", "x'01'"),
+    (Kind.BITS, "'101000000000'", "binary", "x'000a'"),
+]
+
+
+def test_values_are_equal_as_messages_spell_them(spark: SparkSession) -> None:
+    columns = list[Column]()
+    for kind, source, dtype, table in SPELLED:
+        made = conversion(Selected("", kind), parse_ddl(dtype))
+        assert made is not None
+        columns.append((made.source(F.expr(source)) == made.table(F.expr(table))).alias(f"c{len(columns)}"))
+    (row,) = spark.range(1).select(*columns).collect()
+    assert [case for case, is_equal in zip(SPELLED, row, strict=True) if not is_equal] == []
 
 
 INTS, TEXTS, NUMERICS, DAYS = (
