@@ -59,7 +59,7 @@ from changelog.rows import (
     unavailable_bits,
 )
 from changelog.shown_values import shown, told
-from changelog.source_tables import Found, Named, first_place, place_columns, takes, with_tombstones
+from changelog.source_tables import Found, Named, first_place, place_columns, takes
 from changelog.spec import METADATA, OF_THE_RECORD, ChangelogSpec, ColumnSpec, header_column
 from changelog.topics import partition_numbers
 from changelog.values import convert, readings
@@ -303,7 +303,8 @@ class _TaskDecoder:
         named = self._names.named(raw)
         places: Stated = {name: first_place(raw, rows) for name, rows in named.changing.items()}
         self.stated = merged_facts(self.stated, places)
-        if self._spec.source_tables and (others := named.strangers(self._spec.source_tables)):
+        others = named.strangers(self._spec.source_tables) if self._spec.source_tables else {}
+        if others or self._spec.is_mixed:
             return self._decoded_without(raw, named, others)
         return self._rows(raw, self._reader.read(raw))
 
@@ -380,12 +381,13 @@ class _TaskDecoder:
 
     def _decoded_without(self, raw: pa.RecordBatch, named: Named, others: Mapping[str, Any]) -> pa.Table:
         """Decode a batch without the messages of other tables. Those that would have changed rows are bad records."""
-        bad, strange = _Bad(), np.concatenate(list(others.values()))
+        bad, strange = _Bad(), np.concatenate([np.empty(0, np.int64), *others.values()])
         elsewhere = self._spec.taken_elsewhere
         for name, rows in named.changing.items():
             if name in others and not takes(elsewhere, name):
                 bad.add(pa.array(rows, pa.int64()), BadRecord.OTHER_TABLE, self._spec.other_table(name))
-        rest = np.setdiff1d(np.arange(raw.num_rows), with_tombstones(raw, strange))
+        # without what is ignored: a tombstone after a delete, of which only both together tell the table
+        rest = np.setdiff1d(named.effective, strange)
         if not self._spec.is_mixed:  # nobody knew until now
             self._follow(replace(self._spec, is_mixed=True))
         tables = []

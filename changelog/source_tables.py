@@ -71,13 +71,16 @@ class Named:
         """Row numbers of the messages that change rows, or can't be applied, by the table that they name. Ignored ones,
         such as those of DDL, say nothing of which tables a topic has: Canal and DMS send them to each.
         """
-        effective = [part.record.to_numpy() for part in self._found if isinstance(part, Changes | Rejected)]
-        if not effective:
-            return {}
         count = 1 + max((rows.max(initial=-1) for rows in self._all.values()), default=-1)
-        is_changing = np.isin(np.arange(count), np.concatenate(effective))
+        is_changing = np.isin(np.arange(count), self.effective)
         rows = {name: rows[is_changing[rows]] for name, rows in self._all.items()}
         return {name: some for name, some in rows.items() if len(some)}
+
+    @cached_property
+    def effective(self) -> Rows:
+        """Row numbers of the messages that change rows, or can't be applied, whatever they name."""
+        parts = [part.record.to_numpy() for part in self._found if isinstance(part, Changes | Rejected)]
+        return np.unique(np.concatenate([np.empty(0, np.int64), *parts]))
 
     def strangers(self, patterns: Sequence[str]) -> dict[str, Rows]:
         """Row numbers of all messages of the tables that no pattern takes, by table."""

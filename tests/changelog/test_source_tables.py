@@ -261,7 +261,10 @@ def test_a_tombstone_after_its_delete_in_another_arrow_batch_of_a_mixed_topic() 
     mixed = spec(COLUMNS, options={"flattened": "true"}, is_mixed=True)
     tables = [replace(mixed, source_tables=(name,)) for name in ("s.t", "s.other", "s.none")]
     decoders = [ChangelogDecoder("debezium-json", table) for table in tables]
-    for batches in ([records], [records.slice(0, 3), records.slice(3)]):
+    cuts = ([6], [3, 3], [3, 1, 2])
+    for cut in cuts:
+        ends = list(itertools.accumulate(cut))
+        batches = [records.slice(end - size, size) for end, size in zip(ends, cut, strict=True)]
         found: list[list[str]] = [[], [], []]
         for made in decoded_together(decoders, batches):
             for rows, of_table in zip(found, made, strict=True):
