@@ -89,7 +89,8 @@ def is_due(sink: TableSink, *, auto: bool) -> bool:
     """Whether a table has to be loaded before its stream begins: a load has begun, or (`auto`) it has nothing yet."""
     found = sink.load
     if found is not None:
-        return found[0].until is None
+        load, loaded = found
+        return load.until is None or loaded.parts < len(load.parts)  # the latter after a rollback of the table
     return auto and sink.plan.section.mode == "upsert" and sink.position is None and sink.table.is_empty()
 
 
@@ -133,7 +134,7 @@ class Loading:
         known = self._sink.load
         load = self._begin() if known is None else known[0]
         self._sink.remember_start(load.begin)
-        if dict(self._sink.position or {}) != dict(load.begin) and load.until is None:
+        if dict(self._sink.position or {}) != dict(load.begin):
             raise TableError(
                 f"{self._name}: changes were applied since its load began, which would be undone by rows that were "
                 "read before. Start over: rowdelta reset, and an empty table."
@@ -145,16 +146,15 @@ class Loading:
             part = load.parts[done : done + self._connections]
             self._take_in(load, part, done + len(part))
             self._tell(load, since, first)
-        if load.until is None:
-            if self._source.files() != load.files:
-                raise TableError(
-                    f"{self._name}: {self._source.name} was written anew while it was loaded (VACUUM FULL, CLUSTER, "
-                    "TRUNCATE or the like), so that rows may be missing. Start over: rowdelta reset, and an empty "
-                    "table."
-                )
-            if not self._connector.wait(self._stopping):
-                return False
-            self._sink.note_load(replace(load, until=self._ends(0)))
+        if self._source.files() != load.files:
+            raise TableError(
+                f"{self._name}: {self._source.name} was written anew while it was loaded (VACUUM FULL, CLUSTER, "
+                "TRUNCATE or the like), so that rows may be missing. Start over: rowdelta reset, and an empty "
+                "table."
+            )
+        if not self._connector.wait(self._stopping):
+            return False
+        self._sink.note_load(replace(load, until=self._ends(0)))
         return True
 
     def _begin(self) -> Load:
@@ -180,7 +180,7 @@ class Loading:
             except CommitUnknownError:
                 raise  # only when the table is opened again its state tells
             except TemporaryError as error:
-                if attempt + 1 == _ATTEMPTS or self._stopping():
+                if attempt + 1 == _ATTEMPTS or error.is_harmless or self._stopping():
                     raise
                 pause = doubled(_FIRST_PAUSE, attempt, _LONGEST_PAUSE)
                 log.warning("%s: a part could not be loaded, again in %.0f s: %s", self._name, pause, error)

@@ -1,8 +1,8 @@
 """A table in memory: a third target, without Spark and without a JVM.
 
 `Store` is what a catalog is elsewhere: the table's snapshots and properties, as everybody sees them. `MemoryTable` is
-what one process knows of it. Snapshot ids are in no order. The sink's state is in properties, and its position in the
-snapshots too, so that it comes back with them.
+what one process knows of it. Snapshot ids are in no order. The sink's state is in properties. Its position, and what
+holds with it (`OF_POSITION`), are in the snapshots too, so that they come back with them.
 
 A store is strict, and refuses a commit if anybody has changed rows since its base, as Delta Lake does; or it is lenient
 about commits that only move rows which the commit doesn't touch, as Iceberg is.
@@ -32,6 +32,7 @@ from sink.targets.retries import Retries
 from sink.targets.seam import Reader, Table, Upkeep
 from sink.targets.upkeep_values import CompactionLimits, Mergeable, MergeCandidates, Rewritable, UpkeepFacts
 from sink.targets.values import (
+    OF_POSITION,
     ChangeSet,
     CommitUnknownError,
     Done,
@@ -205,6 +206,10 @@ class MemoryTable(Table):
         return tuple(self.schema.names)
 
     def property(self, name: str) -> str | None:
+        prefix, _, part = name.rpartition(".")
+        stored = self.position(prefix) if part in OF_POSITION else None
+        if stored is not None and stored.operation != json.loads(self._properties[f"{prefix}.position"])["operation"]:
+            return (stored.state or {}).get(part)
         return self._properties.get(name)
 
     def stored(self, part: str) -> Mapping[str, str]:
@@ -289,7 +294,7 @@ class MemoryTable(Table):
             index, last = sink.get("index"), snapshot.id
             if newer is not None and newer[0]["operation"] == sink["operation"]:
                 index, last = newer[0]["index"], newer[1]
-            return StoredPosition(sink["position"], sink["operation"], snapshot.id, index, last)
+            return StoredPosition(sink["position"], sink["operation"], snapshot.id, index, last, sink["state"])
         return None
 
     def known_ancestors(self) -> Iterator[Snapshot]:
@@ -472,6 +477,9 @@ class MemoryCommitter:
         stored = {"prefix": request.prefix, "operation": request.operation, "position": request.position}
         if request.index is not None:
             stored["index"] = request.index.stored
+        properties = {**store.properties, **request.properties}
+        parts = {part: properties.get(f"{request.prefix}.{part}") for part in OF_POSITION}
+        stored["state"] = {part: value for part, value in parts.items() if value is not None}
         store.add(files, kind, stored)
         store.properties |= {**request.properties, f"{request.prefix}.position": json.dumps(stored)}
         self._table.clock.step("hear of a commit")
