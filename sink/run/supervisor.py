@@ -185,7 +185,7 @@ class Supervisor:
 
     def finish_loads(self) -> None:
         """Wait until the parts of tables in progress are loaded. Call this after `close`."""
-        wait([member.load for member in self.members.values() if member.load is not None])
+        self._loaders.shutdown()  # to wait for the futures would never end: nobody tells of those that were cancelled
 
     def is_loading(self) -> bool:
         return any(member.load is not None and not member.load.done() for member in self.members.values())

@@ -3,6 +3,7 @@
 import logging
 import re
 import subprocess
+import threading
 import time
 from contextlib import nullcontext
 from pathlib import Path
@@ -79,6 +80,27 @@ def test_progress_reaches_its_end(
     supervisor._each(members, lambda member: time.sleep(1.2), "opened")
     supervisor.close()
     assert caplog.messages == ["opened 0 of 2 tables", "opened 2 of 2 tables"]
+
+
+@pytest.mark.spark
+@pytest.mark.timeout(120)
+def test_a_stopped_run_waits_for_the_load_in_progress_alone(spark: SparkSession, tmp_path: Path) -> None:
+    config = two_tables(Job(spark, tmp_path))
+    supervisor = Supervisor(spark, config, open_source(spark, config, {}), {})
+    first, second = supervisor.enter(ResolvedTable(table, "tables[0]") for table in config.tables)
+    loaded, begun = list[str](), threading.Event()
+
+    def load(name: str) -> None:
+        begun.set()
+        time.sleep(1)
+        loaded.append(name)
+
+    submit = supervisor._submitter(supervisor._loaders)
+    first.load, second.load = submit(load, "first"), submit(load, "second")
+    assert begun.wait(60)
+    supervisor.close()
+    supervisor.finish_loads()
+    assert loaded == ["first"]
 
 
 MISTAKES = {
