@@ -12,7 +12,7 @@ from collections.abc import Sequence
 from sink import logs
 
 # These load little: until the imports of this module are done, nobody handles signals.
-from sink.console import dead_letters, demo, init, load, look, maintain, package, reset, run, verify
+from sink.console import dead_letters, demo, init, load, look, maintain, package, reconcile, reset, run, verify
 from sink.console.command import version_of_rowdelta
 from sink.errors import ConfigError, RowdeltaError
 from sink.printing import printable
@@ -31,6 +31,7 @@ COMMANDS = (
     load.add,
     look.add_history,
     verify.add,
+    reconcile.add,
     maintain.add,
     reset.add,
     dead_letters.add,

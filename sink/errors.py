@@ -97,6 +97,12 @@ class MoreTopicsError(TemporaryError):
     is_harmless = True
 
 
+class AmendedError(TemporaryError):
+    """Rows of the table were corrected (`rowdelta reconcile`) while the sink ran. Its position is the same."""
+
+    is_harmless = True
+
+
 class RolledBackError(TemporaryError):
     """The table was rolled back while the sink ran, so its position is earlier than the sink expected."""
 

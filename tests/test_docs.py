@@ -34,7 +34,7 @@ DOCUMENTS = [
 EXAMPLES = sorted((ROOT / "docs").rglob("*.yaml"))
 COMMANDS = (
     "init", "load", "run", "check", "status", "history", "show", "reset",
-    "verify", "maintain", "dead-letters", "warm", "package",
+    "verify", "reconcile", "maintain", "dead-letters", "warm", "package",
     "packages", "demo",
 )  # fmt: skip
 

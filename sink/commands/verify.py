@@ -105,6 +105,8 @@ def _lines(outcome: Outcome) -> Iterator[str]:
     yield f"  {at} {outcome.table_state}; {outcome.source_rows:,} and {outcome.table_rows:,} rows, {rounds}"
     for reason, columns in _by_reason(outcome).items():
         yield f"  not compared: {', '.join(columns)} ({reason})"
+    if outcome.healed:
+        yield f"  corrected: {amount(outcome.healed, 'key')}"
     if outcome.changing:
         yield f"  changed all the time: {amount(outcome.changing, 'key')} not compared"
     if outcome.unconfirmed:
@@ -151,6 +153,7 @@ def as_json(outcome: Outcome) -> str:
             "changing": outcome.changing,
             "unconfirmed": outcome.unconfirmed,
             "different": outcome.different,
+            "healed": outcome.healed,
             "differences": [difference(found) for found in outcome.differences],
             "dead_letters": outcome.dead_letters,
             "error": None if outcome.error is None else masked(str(outcome.error)),

@@ -208,7 +208,7 @@ class Database(ABC):
         selected = ", ".join(f"{self._known[name].sql} AS {self._quoted(f'c{n}')}" for n, name in enumerate(columns))
         return f"SELECT {selected} FROM {self._quoted_table}" + (f" WHERE {condition}" if condition else "")
 
-    def _with_keys(self, keys: Keys | None) -> str:
+    def with_keys(self, keys: Keys | None) -> str:
         """A condition that holds for the keys' rows. Empty if the database can't look them up by their texts."""
         if keys is None:
             return ""

@@ -28,7 +28,7 @@ class MySQL(Database):
     @contextmanager
     def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[SourceRows]:
         position = self._position()
-        yield SourceRows(self._frame(self._query(columns, self._with_keys(keys)), columns, _BEGIN), position)
+        yield SourceRows(self._frame(self._query(columns, self.with_keys(keys)), columns, _BEGIN), position)
 
     def delivered(self) -> tuple[Delivered, str]:
         # what a reading saw was in the binlog before; a thread that has sent all since has sent it

@@ -52,7 +52,7 @@ class Postgres(Database):
                 self._quoted_table,
             )
             self._lsn = str(lsn)
-            conditions = [self._with_keys(keys)]
+            conditions = [self.with_keys(keys)]
             if not conditions[0] and int(str(version)) >= _RANGES_SINCE:
                 conditions = _page_ranges(int(str(pages)), self._spark.sparkContext.defaultParallelism)
             first = f"{_REPEATABLE}; SET TRANSACTION SNAPSHOT '{snapshot}'"

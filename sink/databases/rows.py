@@ -104,18 +104,23 @@ class TableRows:
     def estimated_rows(self) -> int:
         return postgres_ranges.estimated_rows(self._connection, self._table)
 
-    def changes(self, conditions: Sequence[str], order: Mapping[str, Any]) -> DataFrame:
-        """The rows that fulfil the conditions, as the target's changelog rows (+I of a snapshot). Each condition is
-        read by a task.
+    def changes(self, conditions: Sequence[str], order: Mapping[str, Any], tasks: int | None = None) -> DataFrame:
+        """The rows that fulfil the conditions, as the target's changelog rows (+I of a snapshot).
 
         :param conditions: of `ranges`.
         :param order: name in `order_by` that is no column of the table -> its value in all rows: a number or a text.
+        :param tasks: that read them, each by a connection. By default one for each condition.
         """
-        rows = self.changes_into(None, spark_schema(self._plan.changelog), conditions, order)
+        rows = self.changes_into(None, spark_schema(self._plan.changelog), conditions, order, tasks)
         return compute(rows, self._plan)
 
     def changes_into(
-        self, step: Step | None, schema: str | T.StructType, conditions: Sequence[str], order: Mapping[str, Any]
+        self,
+        step: Step | None,
+        schema: str | T.StructType,
+        conditions: Sequence[str],
+        order: Mapping[str, Any],
+        tasks: int | None = None,
     ) -> DataFrame:
         """Run `step` on the changelog rows in the tasks that read them. Only if Python decodes them alone
         (`TablePlan.is_decoded_whole`).
@@ -124,7 +129,7 @@ class TableRows:
         :raises ConfigError: a field of `order_by` is neither in the table nor in `order`.
         """
         # a frame of conditions would show values of keys in Spark's plans
-        numbers = self._spark.range(0, len(conditions), 1, len(conditions))
+        numbers = self._spark.range(0, len(conditions), 1, min(len(conditions), tasks or len(conditions)))
         return in_arrow(numbers, self._parts(conditions, order, step), schema)
 
     def close(self) -> None:

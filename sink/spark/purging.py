@@ -16,9 +16,11 @@ from sink.targets.seam import Table
 
 def removals(table: Table, plan: TablePlan, before: datetime) -> tuple[DataFrame, int]:
     """See `sink.table.engine.Engine`. The executors store the changes."""
-    made, soft = Removals.of(plan), plan.section.soft_delete
+    soft, marks = plan.section.soft_delete, plan.changelog.soft_delete
     assert soft is not None
     assert soft.at is not None
+    assert marks is not None
+    made = Removals.of(plan, marks.columns)
     uuids = {column.name for column in plan.columns if column.is_uuid}
     names = dict.fromkeys([*plan.section.key, *made.marks, *made.order.values()])
     rows = (

@@ -13,6 +13,17 @@ LOADED = "loaded"
 """Part of a sink's state that a commit of a load stores: the `Loaded`."""
 
 
+def order_at(log_position: str, millis: int) -> dict[str, Any]:
+    """What rows that are read then have for names in `order_by` that are no columns of the source's table.
+
+    :param log_position: of Postgres.
+    :param millis: since 1970.
+    """
+    upper, _, lower = log_position.partition("/")
+    lsn = (int(upper, 16) << 32) + int(lower, 16)
+    return {"source.lsn": lsn, "source.ts_ms": millis, "ts_ms": millis, "source.ts_us": millis * 1000}
+
+
 @dataclass(frozen=True)
 class Load:
     """What was decided before the first part of the source's table was read.
@@ -44,11 +55,7 @@ class Load:
 
     @property
     def order(self) -> dict[str, Any]:
-        """What all rows have for names in `order_by` that are no columns of the source's table."""
-        position = self.log_position
-        upper, _, lower = position.partition("/")
-        lsn = {"source.lsn": (int(upper, 16) << 32) + int(lower, 16)} if lower else {}
-        return {**lsn, "source.ts_ms": self.started, "ts_ms": self.started, "source.ts_us": self.started * 1000}
+        return order_at(self.log_position, self.started)
 
 
 @dataclass(frozen=True)

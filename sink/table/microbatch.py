@@ -69,10 +69,8 @@ from sink.table.task_plans import TaskPlans, is_small
 from sink.table.telling import committed, copied, log_committed
 from sink.table.written import Begun, Written
 from sink.targets.notes import ROWS, SINK_ID
-from sink.targets.own_position import others_positions, own_position
-from sink.targets.own_state import (
-    start_position,
-)
+from sink.targets.own_position import amended, others_positions, own_position
+from sink.targets.own_state import HEALING, start_position
 from sink.targets.retries import Retries
 from sink.targets.seam import Table
 from sink.targets.values import (
@@ -167,6 +165,10 @@ class TableSink:
     @property
     def _is_of_topics(self) -> bool:
         return self._config.source.type == "kafka"
+
+    @property
+    def has_committed(self) -> bool:
+        return self._open.stored is not None
 
     @property
     def has_key_index(self) -> bool:
@@ -293,6 +295,27 @@ class TableSink:
         position = self.position
         assert position is not None
         return self.apply_batch(None, TableBatch(lambda: rows, position, estimated, rows, loaded=parts))
+
+    @contextmanager
+    def going_first(self) -> Iterator[None]:
+        """Runs of the sink wait with their next micro-batch, for some time, while the table is corrected."""
+        name = f"{self._open.prefix}.{HEALING}"
+        self.table.set_property(name, uuid4().hex)
+        try:
+            yield
+        finally:
+            self.table.refresh()
+            self.table.set_property(name, None)
+
+    def heal(self, changes: "DataFrame", count: int) -> Written:
+        """Correct rows. The position stays where it is, and a run of the sink that is going on continues from it.
+
+        :param changes: changelog rows.
+        :raises RowdeltaError: see `apply_batch`. With `FencedError`, a run has committed meanwhile.
+        """
+        position = self.position
+        assert position is not None
+        return self.apply_batch(None, TableBatch(lambda: changes, position, count, changes, heals=True))
 
     def prepare_batch(self, batch: TableBatch) -> Written | None:
         """Write changes that continue the table's position, without a commit. None if they must be written again.
@@ -481,6 +504,11 @@ class TableSink:
             return None
         metrics = index.added_to(written.metrics)
         return replace(request, base_snapshot=index.base, index=index, metrics=metrics, others=self._others)
+
+    @property
+    def _amends(self) -> str | None:
+        operation = self._open.operation
+        return None if operation is None else amended(self.table, self._open.prefix, operation)
 
     @property
     def _others(self) -> Mapping[str, str] | None:
@@ -708,6 +736,7 @@ class TableSink:
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
             metrics=written.metrics if index is None else index.added_to(written.metrics),
             index=index,
+            amends=self._amends if batch.heals else None,
             others=self._others,
         )
 

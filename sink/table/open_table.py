@@ -1,6 +1,7 @@
 """A table that a run has open: what its next commit continues."""
 
 import logging
+import time
 from dataclasses import replace
 
 from pyiceberg.io import FileIO
@@ -19,11 +20,14 @@ from sink.table.sink_state import position_in
 from sink.table.source_tables import SourceTables
 from sink.table.table_plan import TablePlan
 from sink.targets.own_position import own_position
-from sink.targets.own_state import maintenance_of, property_prefix
+from sink.targets.own_state import HEALING, maintenance_of, property_prefix
 from sink.targets.seam import Table
 from sink.targets.values import StoredPosition
 
 log = logging.getLogger("rowdelta")
+
+_LONGEST_HEALING = 60.0
+_POLL_SECONDS = 0.2
 
 
 class OpenTable:
@@ -56,6 +60,8 @@ class OpenTable:
         self.observer = observer
         self.is_guest = is_guest
         self.source_tables: SourceTables | None = None
+        self._healed: str | None = None
+        """Who isn't waited for any more."""
         self._config = config
         self._resolved = resolved
         self.spec, self.layout = table.spec, table.layout
@@ -107,6 +113,7 @@ class OpenTable:
         """
         # with an outdated schema or spec, the new files would lack values, and deletes would miss rows
         self.table.refresh()
+        self._wait_for_healing()
         if self.table.snapshot_id() != self.base:
             # The current snapshot becomes the commit's base, since the micro-batch is written for it: whether the table
             # is empty, and where its rows are. The commit's validation won't look at earlier snapshots, so the position
@@ -115,6 +122,20 @@ class OpenTable:
             self.base = self.table.snapshot_id()
         self._follow_table()
         logs.note_snapshot(self.base)
+
+    def _wait_for_healing(self) -> None:
+        """Let somebody who corrects rows commit first: between two commits of a busy stream he would never get to it.
+        If he has gone, the stream goes on after a while.
+        """
+        end = time.monotonic() + _LONGEST_HEALING
+        while not self.is_guest and (who := self.table.property(f"{self.prefix}.{HEALING}")) not in (
+            None,
+            self._healed,
+        ):
+            if time.monotonic() > end:
+                self._healed = who
+            time.sleep(_POLL_SECONDS)
+            self.table.refresh()
 
     def rebase(self) -> None:
         """Make the table's current state the base, so that the micro-batch can be written again.

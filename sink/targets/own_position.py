@@ -3,7 +3,7 @@
 import json
 from collections.abc import Mapping
 
-from sink.errors import FencedError, RolledBackError, TableError
+from sink.errors import AmendedError, FencedError, RolledBackError, TableError
 from sink.targets.seam import Table, TableView
 from sink.targets.values import StoredPosition
 
@@ -15,11 +15,13 @@ def own_position(
 
     :param newest_if_in_doubt: see `TableView.position`.
     :raises RolledBackError: the table was taken back since, so it has an earlier operation's position.
+    :raises AmendedError: rows were corrected since, and the position is the same.
     :raises FencedError: another operation has stored a position, so somebody else commits with this sink's id.
     :raises TableError: the position was removed, or it is unknown whether the table was taken back.
     """
     stored = table.position(prefix, newest_if_in_doubt=newest_if_in_doubt)
-    newest: str | None = json.loads(table.property(f"{prefix}.position") or "{}").get("operation")
+    known = json.loads(table.property(f"{prefix}.position") or "{}")
+    newest: str | None = known.get("operation")
     if (stored.operation if stored else None) == operation:
         table.newest_seen[prefix] = newest  # taken back or not
         return stored
@@ -31,11 +33,20 @@ def own_position(
             f"{table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read again from "
             "that snapshot's position."
         )
+    if stored.operation == newest and known.get("amends") == operation:
+        raise AmendedError(f"{table.name}: rows were corrected by rowdelta reconcile.")
     raise FencedError(
         f"{table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed while this "
         "one was working. This one stops; nothing was applied twice. If both are meant to run, give one its own "
         "sink.id."
     )
+
+
+def amended(table: TableView, prefix: str, operation: str) -> str:
+    """The operation that stored a position first: `operation`, or the one whose rows it has corrected."""
+    known = json.loads(table.property(f"{prefix}.position") or "{}")
+    first: str = known.get("amends", operation) if known.get("operation") == operation else operation
+    return first
 
 
 def others_positions(table: TableView, prefix: str) -> dict[str, str]:

@@ -22,6 +22,9 @@ COUNTED = ("written", "rewritten")
 KEPT_BY_RESET = ("cleaned", *COUNTED)
 """Parts of a sink's state that say nothing of its source: what maintenance did."""
 
+HEALING = "healing"
+"""Part of a sink's state: somebody corrects rows (`sink.verify.healing`), and runs let him commit first."""
+
 ORDER = "order"
 """Part of a sink's state: which fields of messages the table's columns hold that only hold order values."""
 

@@ -10,6 +10,7 @@ that are shown.
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from functools import reduce
 from typing import Any
 
 import numpy as np
@@ -123,6 +124,19 @@ def checksums(source: DataFrame, table: DataFrame, layout: ComparedColumns) -> C
 def in_buckets(frame: DataFrame, buckets: Sequence[int], layout: ComparedColumns) -> DataFrame:
     """The rows of some buckets."""
     return frame if len(buckets) == BUCKETS else frame.where(_bucket(layout).isin(list(buckets)))
+
+
+def joined(rows: DataFrame, keys: DataFrame, columns: Sequence[str], how: str) -> DataFrame:
+    """Rows whose key is, or isn't, one of `keys`. NULL equals NULL. An inner join adds the keys' other columns.
+
+    :param columns: the key's canonical columns.
+    """
+    others = keys.select(
+        *(F.col(name).alias(f"key_{name}") for name in columns), *(name for name in keys.columns if name not in columns)
+    )
+    same = [F.col(name).eqNullSafe(F.col(f"key_{name}")) for name in columns]
+    found = rows.join(others, reduce(lambda one, other: one & other, same), how)
+    return found.drop(*(f"key_{name}" for name in columns))
 
 
 def differing(source: DataFrame, table: DataFrame, layout: ComparedColumns) -> DataFrame:

@@ -17,10 +17,9 @@ If a message from E to P is a TRUNCATE, any key may have changed: the round says
 """
 
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
-from functools import reduce
 
 from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
@@ -48,6 +47,7 @@ from sink.verify.comparison import (
     differing,
     hashed,
     in_buckets,
+    joined,
     shown_differences,
 )
 from sink.verify.source import VerifySource
@@ -72,6 +72,9 @@ class Patience:
 
     settle: float
     timeout: float
+
+
+Heal = Callable[[DataFrame, Keys | None, Callable[[DataFrame], DataFrame]], None]
 
 
 class Verdict(StrEnum):
@@ -100,6 +103,7 @@ class Outcome:
     :param different: how many keys differ.
     :param compared: whether at least one key was compared, or there is none on both sides.
     :param changing: how many keys changed in every round, and weren't compared.
+    :param healed: how many keys were corrected in the table. They are compared again.
     :param unconfirmed: how many keys differed in the last round, and not before. They may be equal by now.
     :param error: why the table couldn't be compared.
     :param dead_letters: how many dead letters the table has.
@@ -118,6 +122,7 @@ class Outcome:
     compared: bool = False
     changing: int = 0
     unconfirmed: int = 0
+    healed: int = 0
     dead_letters: int = 0
     error: RowdeltaError | None = None
 
@@ -199,6 +204,9 @@ class _Condition:
 class Rounds:
     """:param topic: None if the table's source is files: then nothing is waited for.
     :param prefix: prefix of the sink's state in the table.
+    :param heal: corrects keys in the table. It gets their canonical columns (`sink.verify.canonical`), their texts if
+        the source can be asked for them, and what adds these columns to a frame with the table's. By default nothing is
+        corrected.
     :raises ConfigError: a key column can't be compared, or the source lacks a column that `where` names.
     """
 
@@ -211,7 +219,9 @@ class Rounds:
         prefix: str,
         patience: Patience,
         limit: int,
+        heal: Heal | None = None,
     ) -> None:
+        self._heal = heal
         self._target = target
         self._source = source
         self._topic = topic
@@ -270,7 +280,7 @@ class Rounds:
             return scope, False
         changed = None if changes is None else self._keys(changes)
         if changed is not None:
-            source, table = (_joined(side, changed, layout, "left_anti") for side in (source, table))
+            source, table = (joined(side, changed, layout.key_columns, "left_anti") for side in (source, table))
         if scope is None:
             with progress(self._spark, f"{name}: comparing checksums"):
                 sums = checksums(source, table, layout)
@@ -290,12 +300,15 @@ class Rounds:
             left = None if changed is None else changed.withColumn(_SEEN, F.lit(False))
         else:
             counts = F.col(_SEEN) | F.lit(not self._is_live)
-            seen = _joined(found, scope, layout, "inner").localCheckpoint()
-            self._tell(seen.where(counts))
+            seen = joined(found, scope, layout.key_columns, "inner").localCheckpoint()
             again = seen.where(~counts).select(*layout.key_columns, F.lit(True).alias(_SEEN))
-            left = None if changed is None else _joined(scope, changed, layout, "left_semi")
+            if self._heal is None:
+                self._tell(seen.where(counts))
+            else:
+                again = again.unionByName(self._healed(seen.where(counts)))
+            left = None if changed is None else joined(scope, changed, layout.key_columns, "left_semi")
             if not self.outcome.compared:
-                rest = scope if changed is None else _joined(scope, changed, layout, "left_anti")
+                rest = scope if changed is None else joined(scope, changed, layout.key_columns, "left_anti")
                 self.outcome.compared = not rest.isEmpty()
         again, left = again.localCheckpoint(), None if left is None else left.localCheckpoint()
         self.outcome.unconfirmed, self.outcome.changing = again.count(), 0 if left is None else left.count()
@@ -305,6 +318,21 @@ class Rounds:
     @property
     def _is_live(self) -> bool:
         return self._source.is_live or self._topic is not None
+
+    def _healed(self, found: DataFrame) -> DataFrame:
+        """Correct keys in the table. Returns them, to be compared again."""
+        assert self._heal is not None
+        keys = found.select(*self._layout.key_columns).localCheckpoint()
+        count = keys.count()
+        if count:
+            self._heal(keys, self._looked_up(keys), self._with_key)
+            self.outcome.healed += count
+        return keys.withColumn(_SEEN, F.lit(False))
+
+    def _with_key(self, frame: DataFrame) -> DataFrame:
+        """A frame that has the table's columns, with the canonical columns of its key."""
+        canonical_key = self._of_table(frame, self._layout.key, keep=True)
+        return canonical_key.select(*frame.columns, *self._layout.key_columns)
 
     def _tell(self, found: DataFrame) -> None:
         """Keep differences for the outcome."""
@@ -329,7 +357,7 @@ class Rounds:
             frame = reading.frame if self._condition is None else self._condition.wanted(reading.frame)
             rows = hashed(frame.select(*columns), self._layout, with_values=scope is not None)
             if scope is not None:
-                rows = _joined(rows, scope, self._layout, "left_semi")
+                rows = joined(rows, scope, self._layout.key_columns, "left_semi")
             if not self._is_live:
                 return rows  # may be read again at any time
             with progress(self._spark, f"{self._target.name}: reading {self._source.name}"):
@@ -347,11 +375,14 @@ class Rounds:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state
         rows = hashed(self._of_table(frame, range(len(self._compared))), self._layout, with_values=scope is not None)
-        return rows if scope is None else _joined(rows, scope, self._layout, "left_semi")
+        return rows if scope is None else joined(rows, scope, self._layout.key_columns, "left_semi")
 
-    def _of_table(self, frame: DataFrame, numbers: Sequence[int]) -> DataFrame:
-        """The canonical columns of a frame with the table's columns."""
-        columns: list[Column] = []
+    def _of_table(self, frame: DataFrame, numbers: Sequence[int], *, keep: bool = False) -> DataFrame:
+        """The canonical columns of a frame with the table's columns.
+
+        :param keep: beside its own.
+        """
+        columns: list[Column] = [F.col(quoted(name)) for name in frame.columns] if keep else []
         for n in numbers:
             column = self._compared[n]
             raw = F.col(quoted(column.name))
@@ -524,14 +555,3 @@ def _canonical(
             is_lost &= ~F.upper(text).isin(*as_null)
         columns.append(F.when(is_lost, text).alias(misfit(number)))
     return columns
-
-
-def _joined(rows: DataFrame, keys: DataFrame, layout: ComparedColumns, how: str) -> DataFrame:
-    """Rows whose key is, or isn't, one of `keys`. NULL equals NULL. An inner join adds the keys' other columns."""
-    others = keys.select(
-        *(F.col(name).alias(f"key_{name}") for name in layout.key_columns),
-        *(name for name in keys.columns if name not in layout.key_columns),
-    )
-    same = [F.col(name).eqNullSafe(F.col(f"key_{name}")) for name in layout.key_columns]
-    joined = rows.join(others, reduce(lambda one, other: one & other, same), how)
-    return joined.drop(*(f"key_{name}" for name in layout.key_columns))

@@ -127,8 +127,10 @@ class MemoryEngine:
 
     def removals(self, table: Table, plan: TablePlan, before: datetime) -> "tuple[DataFrame, int]":
         self.clock.step("look for rows to purge")
-        made, found, soft = Removals.of(plan), list[pa.RecordBatch](), plan.section.soft_delete
+        soft, marks, found = plan.section.soft_delete, plan.changelog.soft_delete, list[pa.RecordBatch]()
         assert soft is not None
+        assert marks is not None
+        made = Removals.of(plan, marks.columns)
         names = dict.fromkeys([*plan.section.key, *made.marks, *made.order.values()])
         for file in self.table.store.live.values():
             rows = parquet(self.table.store.contents[file.path])

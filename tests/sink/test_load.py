@@ -54,9 +54,20 @@ class Shop:
         self.target = f"lake.{self.prefix}.things"
         self.catalog = {"type": "hadoop", "warehouse": str(spark.conf.get("spark.sql.catalog.lake.warehouse"))}
         self.entry: dict[str, Any] = {}
+        self.trigger = "available-now"
         self.database: dict[str, Any] = {"slot": self.prefix}
         postgres.execute(f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, name text, amount numeric(12,2))")
         kafka.create_topic(self.topic, 2)
+
+    def use_delta(self) -> None:
+        self.catalog = {"type": "delta", "warehouse": str(self.folder / "warehouse")}
+
+    @property
+    def sql_name(self) -> str:
+        """The target, for Spark."""
+        if self.catalog["type"] == "hadoop":
+            return self.target
+        return f"delta.`{self.folder}/warehouse/{self.target.partition('.')[2].replace('.', '/')}`"
 
     @property
     def topic(self) -> str:
@@ -66,7 +77,7 @@ class Shop:
         database = {"url": self.postgres.jdbc_url, "user": self.postgres.user, "password": self.postgres.password}
         return Config.model_validate(
             {
-                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), "trigger": "available-now"},
+                "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), "trigger": self.trigger},
                 "source": {
                     "type": "kafka",
                     "format": "debezium-json",
@@ -149,11 +160,14 @@ class Shop:
             return connection.execute(f"SELECT id, name, amount FROM {self.table} ORDER BY id".encode()).fetchall()
 
     def rows(self) -> list[tuple[Any, ...]]:
-        rows = to_arrow(self.spark.table(self.target).select("id", "name", "amount").orderBy("id")).to_pylist()
+        rows = to_arrow(self.spark.table(self.sql_name).select("id", "name", "amount").orderBy("id")).to_pylist()
         return [tuple(row.values()) for row in rows]
 
+    def pipeline(self) -> Pipeline:
+        return Pipeline(self.spark, self.config())
+
     def catches_up(self) -> bool:
-        Pipeline(self.spark, self.config()).run()
+        self.pipeline().run()
         return self.rows() == self.source_rows()
 
 

@@ -149,6 +149,8 @@ class IcebergCommitter:
         table = self._table
         name = f"{request.prefix}.position"
         stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
+        if request.amends is not None:
+            stored["amends"] = request.amends
         if request.index is not None:
             stored["index"] = request.index.stored
         transaction = table.java.newTransaction()  # of metadata that it reads anew

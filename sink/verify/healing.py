@@ -1,0 +1,150 @@
+"""Corrects the keys of a table that differ from the source (`rowdelta reconcile`), beside a run of the sink.
+
+A key is corrected by the source's row, as a load reads it, or it is removed if the source has none. The run may commit
+meanwhile, so a correction must not undo what it has applied:
+
+1. E is where the topic ends.
+2. The source's rows of the keys are read. They have all that is in the topic before E.
+3. P is the table's position. Keys of messages from E to P are left out: the table has what these say. They are compared
+   again.
+4. The rest is committed on top of P. If the run has committed meanwhile, step 3 is done again. It waits with its next
+   micro-batch (`TableSink.going_first`).
+
+What the topic has from P on comes later, and brings each key to its last change. The run finds its position as it was,
+opens the table again, and goes on (`AmendedError`).
+"""
+
+import logging
+import time
+from collections.abc import Callable
+from datetime import UTC, datetime
+
+from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
+from pyspark.sql.pandas.types import from_arrow_schema
+
+from sink.databases.postgres import Postgres
+from sink.databases.reading import Keys
+from sink.databases.rows import TableRows
+from sink.errors import FencedError, TemporaryError
+from sink.sources.topics import Offsets
+from sink.spark.changes import is_bad
+from sink.spark.exchange import in_arrow
+from sink.spark.expressions import binary_uuid, quoted
+from sink.spark.tasks.purge import Removals
+from sink.table.load_state import order_at
+from sink.table.microbatch import TableSink
+from sink.verify.comparison import joined
+from sink.verify.topic import Topic
+
+log = logging.getLogger("rowdelta")
+
+_ATTEMPTS = 5
+"""A run of the sink commits the micro-batch in progress, and then waits."""
+_KEYS_A_QUERY = 1_000
+
+
+class Healing:
+    """Corrects keys of one table.
+
+    :param opened: opens the table as it is now.
+    :param database: has the source's table, and answers for its keys.
+    :param rows: reads its rows.
+    :param part_rows: about how many rows a task reads, if keys can't be asked for.
+    :param connections: parts that are read at the same time.
+    """
+
+    def __init__(
+        self,
+        opened: Callable[[], TableSink],
+        database: Postgres,
+        rows: TableRows,
+        topic: Topic,
+        connections: int,
+        part_rows: int,
+    ) -> None:
+        self._opened = opened
+        self._database = database
+        self._rows = rows
+        self._topic = topic
+        self._connections = connections
+        self._part_rows = part_rows
+
+    def __call__(self, keys: DataFrame, texts: Keys | None, with_key: Callable[[DataFrame], DataFrame]) -> None:
+        """Correct keys.
+
+        :param keys: their canonical columns.
+        :param texts: the keys for a query, if there are few.
+        :param with_key: adds these columns to a frame with the table's columns.
+        :raises TemporaryError: a run of the sink commits all the time, or the database doesn't answer.
+        """
+        begin = self._topic.ends()
+        order = order_at(self._rows.log_position(), int(time.time() * 1000))
+        read = self._rows.changes(self._conditions(texts), order, self._connections)
+        read = with_key(read.where(~is_bad(read)))
+        found = joined(read, keys, keys.columns, "left_semi").localCheckpoint()
+        missing = joined(keys, found, keys.columns, "left_anti").localCheckpoint()
+        with self._opened().going_first():
+            for _ in range(_ATTEMPTS):
+                sink = self._opened()
+                try:
+                    self._commit(sink, found, missing, begin, with_key)
+                except FencedError:
+                    log.info("%s: a run has committed meanwhile; looking again", sink.table.name)
+                else:
+                    return
+        raise TemporaryError(
+            f"{sink.table.name}: a run of the sink commits all the time, so that nothing could be corrected. Run again."
+        )
+
+    def _conditions(self, texts: Keys | None) -> list[str]:
+        """What the source is asked for: the keys, or the whole table."""
+        if texts is not None:
+            parts = [texts.values[n : n + _KEYS_A_QUERY] for n in range(0, len(texts.values), _KEYS_A_QUERY)]
+            found = [self._database.with_keys(Keys(texts.columns, part)) for part in parts]
+            if all(found):
+                return found
+        return self._rows.ranges(self._part_rows)
+
+    def _commit(
+        self,
+        sink: TableSink,
+        found: DataFrame,
+        missing: DataFrame,
+        begin: Offsets,
+        with_key: Callable[[DataFrame], DataFrame],
+    ) -> None:
+        """:param found: the source's rows of keys, as changelog rows with the key's canonical columns.
+        :param missing: the canonical columns of keys that the source doesn't have.
+        """
+        position, key = sink.position, missing.columns
+        assert position is not None
+        changes = self._topic.changes(begin, position)
+        if changes is not None:
+            if changes.empties:
+                return  # the keys differ again, if they still do
+            changed = with_key(changes.rows).select(*key).distinct().localCheckpoint()
+            found, missing = (joined(side, changed, key, "left_anti") for side in (found, missing))
+        corrections = found.drop(*key).unionByName(_removals(sink, missing, with_key)).localCheckpoint()
+        count = corrections.count()
+        if count:
+            sink.heal(corrections, count)
+
+
+def _removals(sink: TableSink, keys: DataFrame, with_key: Callable[[DataFrame], DataFrame]) -> DataFrame:
+    """Changelog rows that remove the table's rows of some keys.
+
+    :param keys: their canonical columns.
+    """
+    table, plan = sink.table, sink.plan
+    made, snapshot = Removals.of(plan, ()), table.snapshot_id()
+    assert snapshot is not None
+    rows = joined(with_key(table.reader().current_frame(snapshot)), keys, keys.columns, "left_semi")
+    uuids = {column.name for column in plan.columns if column.is_uuid}
+    names = dict.fromkeys([*plan.section.key, *made.order.values()])
+    columns = [binary_uuid(name) if name in uuids else F.col(quoted(name)) for name in names]
+    soft = plan.changelog.soft_delete
+    if soft is not None:
+        columns.append(F.lit(True).alias(soft.column))
+        columns += [] if soft.at is None else [F.lit(datetime.now(UTC)).alias(soft.at)]
+    return in_arrow(rows.select(*columns), made, from_arrow_schema(made.schema))

@@ -1,0 +1,108 @@
+"""A table that has drifted from a real Postgres is corrected, beside a run of the sink and while the source changes."""
+
+import logging
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from pyspark.sql import SparkSession
+
+from sink.commands.reconcile import reconcile
+from sink.errors import ConfigError, TableError
+from sink.verify.rounds import Outcome, Verdict
+from tests.sink.test_kafka import Running
+from tests.sink.test_load import Shop, connect, postgres
+from tests.stack.connect import Connect
+from tests.stack.kafka import Kafka
+from tests.stack.postgres import Postgres
+from tests.stack.process import wait_until
+
+__all__ = ["connect", "postgres"]  # fixtures
+
+pytestmark = [pytest.mark.spark, pytest.mark.kafka]
+
+
+@pytest.fixture
+def shop(
+    spark: SparkSession,
+    tmp_path: Path,
+    kafka: Kafka,
+    postgres: Postgres,
+    connect: Connect,
+    request: pytest.FixtureRequest,
+) -> Iterator[Shop]:
+    spark.conf.set("spark.sql.shuffle.partitions", "2")
+    made = Shop(spark, tmp_path, kafka, postgres)
+    if getattr(request, "param", "iceberg") == "delta":
+        made.use_delta()
+    made.fill(5_000)
+    made.start_connector(connect)
+    made.load()
+    yield made
+    made.stop_connector(connect)
+
+
+def reconciled(shop: Shop) -> Outcome:
+    (outcome,) = reconcile(shop.spark, shop.config(), (), 20, 60)
+    if outcome.error is not None:
+        raise outcome.error
+    return outcome
+
+
+def drift(shop: Shop) -> None:
+    """Rows are lost, wrong, there twice, or in no database."""
+    shop.spark.sql(f"DELETE FROM {shop.sql_name} WHERE id BETWEEN 100 AND 139")
+    shop.spark.sql(f"UPDATE {shop.sql_name} SET name = 'wrong' WHERE id BETWEEN 200 AND 219")
+    shop.spark.sql(
+        f"INSERT INTO {shop.sql_name} SELECT id, name, amount FROM {shop.sql_name} WHERE id BETWEEN 300 AND 304"
+    )
+    shop.spark.sql(f"INSERT INTO {shop.sql_name} SELECT id + 900000, name, amount FROM {shop.sql_name} WHERE id < 11")
+
+
+@pytest.mark.parametrize("shop", ["iceberg", "delta"], indirect=True)
+def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop) -> None:
+    shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
+    assert wait_until(shop.catches_up)
+    drift(shop)
+    outcome = reconciled(shop)
+    assert (outcome.verdict, outcome.healed, outcome.different) == (Verdict.EQUAL, 40 + 20 + 5 + 10, 0)
+    assert shop.rows() == shop.source_rows()
+    if shop.sql_name == shop.target:
+        last = shop.spark.sql(f"SELECT summary FROM {shop.target}.snapshots ORDER BY committed_at DESC LIMIT 1").first()
+        assert last is not None
+        assert last["summary"]["added-records"] == "65", "the rows that the table lacked, or had otherwise"
+    assert shop.catches_up(), "the sink goes on from its position"
+    assert reconciled(shop).healed == 0
+
+
+def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
+    shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
+    assert wait_until(shop.catches_up)
+    drift(shop)
+    shop.trigger = "300 milliseconds"
+    caplog.clear()
+    with Running(shop):  # type: ignore[arg-type]  # it needs `pipeline` only
+        with shop.changing():
+            assert wait_until(lambda: "batch" in caplog.text)
+            outcome = reconciled(shop)
+        assert outcome.is_equal
+        assert outcome.healed >= 50
+        assert wait_until(lambda: shop.rows() == shop.source_rows())
+    assert "another run with the same sink id" not in caplog.text
+    assert "rows were corrected by rowdelta reconcile. It is opened again." in caplog.text
+
+
+def test_what_can_not_be_corrected_is_refused(shop: Shop) -> None:
+    for entry, message in (
+        ({"mode": "append"}, "only a key index finds the rows to correct"),
+        ({"deletes": "equality"}, "only a key index"),
+        ({"source_deletes": "ignore"}, "are to stay"),
+        ({"history": {}, "order_by": ["source.lsn"]}, "since when a row has been wrong"),
+    ):
+        shop.entry = entry
+        with pytest.raises(ConfigError, match=message):
+            reconciled(shop)
+    shop.entry = {"target": f"{shop.target}_2"}
+    with pytest.raises(TableError, match="does not exist yet"):
+        reconciled(shop)
