@@ -12,12 +12,13 @@ from typing import Any
 import pyarrow as pa
 from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import types as T
+from pyspark.sql.pandas.types import to_arrow_type
 
 from changelog.changes import WireType
 from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.formats.database_rows import NAME, column_of, described, read_records
 from changelog.observed_types import observed_type
-from changelog.spec import ChangelogSpec, ColumnSpec
+from changelog.spec import METADATA, ChangelogSpec, ColumnSpec
 from sink.config import Config, DatabaseSection
 from sink.databases import postgres_ranges
 from sink.databases.postgres_catalog import PostgresColumn, columns_query, quoted_table
@@ -136,14 +137,15 @@ class TableRows:
         self._connection.close()
 
     def _parts(self, conditions: Sequence[str], order: Mapping[str, Any], step: Step | None) -> "_ReadParts":
-        reading = self._reading
-        for name, _ in reading.spec.order_fields:
-            if name not in order and column_of(name) not in reading.columns:
+        reading, spec = self._reading, self._reading.spec
+        for name, _ in spec.order_by:
+            is_metadata = name in METADATA and not spec.is_field(name)
+            if not is_metadata and name not in order and column_of(name) not in reading.columns:
                 raise ConfigError(
                     f"{self._plan.section.target}: order_by has {name}, which {self.name} doesn't have. Write columns "
                     "of the table, or source.lsn, source.ts_ms or ts_ms."
                 )
-        spec = replace(reading.spec, options=described(reading.types, order))
+        spec = replace(spec, options=described(reading.types, order))
         decoder = ChangelogDecoder(NAME, spec, self._observe)
         return _ReadParts(self._section, self._table, tuple(conditions), reading, decoder, step)
 
@@ -170,7 +172,6 @@ class TableRows:
 
 def _targets(spec: ChangelogSpec) -> dict[str, list[pa.DataType]]:
     """Column of the database -> the types that take its values."""
-    from pyspark.sql.pandas.types import to_arrow_type
 
     def target(column: ColumnSpec) -> pa.DataType:
         return UUID if column.is_uuid else to_arrow_type(column.type)

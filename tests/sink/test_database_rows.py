@@ -4,6 +4,7 @@ import json
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import closing
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,6 +327,11 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
         ids = [key.get("payload", key)["id"] for key in keys]
         return dict(zip(ids, (letter["error_class"] for letter in letters), strict=True))
 
+    for name in ("headers.seq", "source.sequence"):
+        other = replace(spec, order_by=((name, T.LongType()),))
+        refused = pytest.raises(ConfigError, match=f"order_by has {name}, which public.edge of jdbc:")
+        with closing(rows_of(config, section, other, spark)) as others, refused:
+            others.changes(["true"], {"source.lsn": 77})
     assert good(found) == good(expected)
     assert bad(found) == bad(expected)
     assert set(bad(found)) == {3, 4}, "what is infinite"
