@@ -49,7 +49,7 @@ def read_records(columns: pa.StructArray, source: str, time: datetime) -> pa.Rec
     they come first.
 
     :param source: the topic that has the table's changes.
-    :param time: when the rows were read.
+    :param time: of the rows.
     """
     count = len(columns)
     known = {"source": pa.repeat(source, count), "timestamp": pa.repeat(pa.scalar(time, _TIME), count)}

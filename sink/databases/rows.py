@@ -94,13 +94,14 @@ class TableRows:
         return postgres_ranges.files(self._connection, self._table)
 
     def log_position(self) -> str:
-        """Up to where the log is written now; of a replica, up to where it is replayed. What is read later may lack a
-        change from before, whose transaction is just ending.
+        """The place in the log before all changes that what is read from now on may lack. A transaction that has begun
+        long ago has its changes far before the log's end.
         """
-        ((position,),) = self._connection.rows(
-            "SELECT (CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END)::text"
+        found = self._connection.rows(
+            "SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_type = 'logical' AND database = "
+            "current_database() AND restart_lsn IS NOT NULL ORDER BY restart_lsn LIMIT 1"
         )
-        return str(position)
+        return str(found[0][0]) if found else "0/0"
 
     def estimated_rows(self) -> int:
         return postgres_ranges.estimated_rows(self._connection, self._table)
@@ -147,7 +148,8 @@ class TableRows:
                 )
         spec = replace(spec, options=described(reading.types, order))
         decoder = ChangelogDecoder(NAME, spec, self._observe)
-        return _ReadParts(self._section, self._table, tuple(conditions), reading, decoder, step)
+        time = datetime.fromtimestamp(order["ts_ms"] / 1000, UTC) if "ts_ms" in order else datetime.now(UTC)
+        return _ReadParts(self._section, self._table, tuple(conditions), reading, time, decoder, step)
 
     def _planned(self, found: Sequence[PostgresColumn], spelling: Spelling) -> "_Reading":
         spec = self._plan.changelog
@@ -204,12 +206,14 @@ class _ReadParts:
     """What a task runs. Spark shows nothing of it, so the password is in no plan and in no log.
 
     :param table: in quotes.
+    :param time: of the rows.
     """
 
     section: DatabaseSection
     table: str
     conditions: Sequence[str]
     reading: _Reading
+    time: datetime
     decoder: ChangelogDecoder
     step: Step | None
 
@@ -241,4 +245,4 @@ class _ReadParts:
         except pa.ArrowException:
             raise TemporaryError(f"{PATH}: columns of {self.table} have other types now than before.") from None
         rows = pa.StructArray.from_arrays(list(made.values()), list(made))
-        return read_records(rows, self.reading.topic, datetime.now(UTC))
+        return read_records(rows, self.reading.topic, self.time)

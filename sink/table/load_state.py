@@ -32,8 +32,8 @@ class Load:
     :param estimated: about how many rows the source's table had.
     :param files: what the parts depend on (`sink.table.loading.SourceTable.files`).
     :param begin: where the topic ended then. All that is before it was committed before the first part was read.
-    :param log_position: where the database's log was then.
-    :param started: milliseconds since 1970.
+    :param log_position: the place in the database's log before all changes that the parts may lack.
+    :param started: a time before these changes, in milliseconds since 1970.
     :param until: the position at which the table is equal to the source. None until all parts are there.
     """
 
@@ -55,6 +55,7 @@ class Load:
 
     @property
     def order(self) -> dict[str, Any]:
+        """See `order_at`. A change that a part lacks must not be late beside its rows."""
         return order_at(self.log_position, self.started)
 
 

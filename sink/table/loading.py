@@ -57,7 +57,7 @@ class SourceTable(Protocol):
         """Names what the conditions depend on. If it is another one later, they may leave rows out."""
 
     def log_position(self) -> str:
-        """Where the database's log is now."""
+        """The place in the database's log before all changes that what is read from now on may lack."""
 
     def estimated_rows(self) -> int:
         """About how many rows there are."""
@@ -161,7 +161,7 @@ class Loading:
         begin = self._ends(_MARGIN)  # first: the log's position, and what is read, must be later
         self._connector.check()
         log_position, files = self._source.log_position(), self._source.files()
-        started, estimated = int(time.time() * 1000), self._source.estimated_rows()
+        started, estimated = int((time.time() - _MARGIN) * 1000), self._source.estimated_rows()
         load = Load(tuple(self._source.ranges(self._part_rows)), estimated, files, begin, log_position, started)
         self._sink.note_load(load)
         log.info("%s: loading about %s of %s", self._name, amount(estimated, "row"), self._source.name)

@@ -1,5 +1,6 @@
 """After a load, and the changes that came meanwhile, the table is what the source is, whatever happens to the sink."""
 
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,8 @@ from sink.table import loading
 from sink.table.loading import Loading
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.loading import LoadPlayer, load_story
+from tests.memory.storage import Clock
+from tests.memory.stories import Story
 
 
 @pytest.fixture(autouse=True)
@@ -47,3 +50,15 @@ def _leave_a_part_out(patch: pytest.MonkeyPatch) -> None:
 def test_stories_of_loads_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
     assert is_found(map(load_story, range(300)), tmp_path / "story", LoadPlayer)
+
+
+def test_rows_of_a_load_are_older_than_changes_that_it_may_lack(tmp_path: Path) -> None:
+    """Whatever the database's clock says, up to some minutes."""
+    player = LoadPlayer(Story((), ()), tmp_path)
+    sink = player.opened(Clock())
+    assert sink.load is not None
+    load, _ = sink.load
+    before = (time.time() - 599) * 1000
+    assert {name: value < before * (1000 if name.endswith("us") else 1) for name, value in load.order.items()} == (
+        dict.fromkeys(("source.lsn", "source.ts_ms", "ts_ms", "source.ts_us"), True)
+    )

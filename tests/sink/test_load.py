@@ -230,6 +230,17 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
         shop.load()
 
 
+def test_a_transaction_that_began_before_the_load_is_not_late(shop: Shop, connect: Connect) -> None:
+    shop.fill(10)
+    shop.entry = {"order_by": ["source.lsn"], "late": "drop"}
+    shop.start_connector(connect)
+    with psycopg.connect(shop.postgres.url) as connection:
+        connection.execute(f"UPDATE {shop.table} SET name = 'late' WHERE id = 1".encode())
+        shop.postgres.execute(f"UPDATE {shop.table} SET name = 'now' WHERE id = 2")
+        assert "equal" in shop.load()[0]
+    assert wait_until(shop.catches_up)
+
+
 def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
     shop: Shop, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
