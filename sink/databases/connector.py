@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from sink.databases.postgres import Postgres
-from sink.databases.reading import wait_for_delivery
+from sink.databases.reading import Delivered, wait_for_delivery
 from sink.errors import ConfigError, TemporaryError
 from sink.spark.progress import Line
 
@@ -39,7 +39,7 @@ class PostgresConnector:
         self._database.note_log_position()
         try:
             return wait_for_delivery(
-                self._database.delivered,
+                self._delivered,
                 _SETTLE,
                 time.monotonic() + _TIMEOUT,
                 lambda text: line.tell(f"waiting for the connector of {name}; {text}"),
@@ -51,3 +51,8 @@ class PostgresConnector:
             ) from None
         finally:
             line.clear()
+
+    def _delivered(self) -> tuple[Delivered, str]:
+        """Without a reader the topic lacks changes."""
+        state, text = self._database.delivered()
+        return Delivered.NOT_YET if state is Delivered.UNKNOWN else state, text

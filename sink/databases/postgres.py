@@ -20,9 +20,10 @@ _SLOTS = """
 SELECT s.slot_name, s.active, s.confirmed_flush_lsn >= ?::pg_lsn, w.sent_lsn >= ?::pg_lsn,
        pg_size_pretty(greatest(0, pg_wal_lsn_diff(?::pg_lsn, coalesce(w.sent_lsn, s.confirmed_flush_lsn))))
 FROM pg_replication_slots s LEFT JOIN pg_stat_get_wal_senders() w ON w.pid = s.active_pid
-WHERE s.slot_type = 'logical' AND s.database = current_database()
+WHERE s.slot_type = 'logical' AND s.database = current_database() AND s.confirmed_flush_lsn IS NOT NULL
 ORDER BY s.slot_name
 """
+"""A slot without a place in the log waits for transactions to end. What is committed meanwhile isn't in it."""
 _AS_TEXT = {"text", "varchar", "name", "citext", "xml", "ltree", "tsvector", "tsquery", "macaddr", "macaddr8", "char"}
 """Types whose cast to text is what the server sends to a connector."""
 _ANY_TEXT = r"[^\x00]*"

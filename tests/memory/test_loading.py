@@ -7,6 +7,10 @@ from typing import Any
 
 import pytest
 
+from sink.databases import connector
+from sink.databases.connector import PostgresConnector
+from sink.databases.reading import Delivered
+from sink.errors import TemporaryError
 from sink.table import loading
 from sink.table.loading import Loading
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
@@ -62,3 +66,19 @@ def test_rows_of_a_load_are_older_than_changes_that_it_may_lack(tmp_path: Path) 
     assert {name: value < before * (1000 if name.endswith("us") else 1) for name, value in load.order.items()} == (
         dict.fromkeys(("source.lsn", "source.ts_ms", "ts_ms", "source.ts_us"), True)
     )
+
+
+def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Database:
+        name = "the source"
+
+        def note_log_position(self) -> None: ...
+
+        def delivered(self) -> tuple[Delivered, str]:
+            return Delivered.UNKNOWN, "no connector reads from the database"
+
+    monkeypatch.setattr(connector, "_SETTLE", 0.0)
+    monkeypatch.setattr(connector, "_TIMEOUT", 1.0)
+    database: Any = Database()
+    with pytest.raises(TemporaryError, match="doesn't get on: no connector reads from the database"):
+        PostgresConnector(database).wait(lambda: False)

@@ -3,6 +3,7 @@
 import shutil
 import threading
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 from random import Random
@@ -111,7 +112,7 @@ class Shop:
     def _done(self, statement: str) -> bool:
         try:
             self.postgres.execute(statement)
-        except psycopg.errors.ObjectInUse:
+        except psycopg.Error:
             return False
         return True
 
@@ -210,6 +211,14 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
     shop.database = {}
     with pytest.raises(ConfigError, match=r"nobody reads the log of public\.t\w+ of jdbc:.*snapshot.mode: no_data"):
         shop.load()
+    waiting = f"SELECT pg_create_logical_replication_slot('{shop.prefix}_1', 'pgoutput')"
+    there = f"SELECT 1 / count(*) FROM pg_replication_slots WHERE slot_name = '{shop.prefix}_1'"
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(shop.postgres.url) as connection:
+        connection.execute("SELECT txid_current()")  # a new slot waits for its end
+        pool.submit(shop.postgres.execute, waiting)
+        assert wait_until(lambda: shop._done(there))
+        with pytest.raises(ConfigError, match="nobody reads the log"):
+            shop.load()
     shop.database = {"password": "wrong"}
     with pytest.raises(ConfigError, match=r"source\.database: .*password authentication failed"):
         shop.load()
