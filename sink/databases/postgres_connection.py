@@ -52,6 +52,7 @@ _SESSION = (
     "SET DateStyle = 'ISO'",
     "SET extra_float_digits = 1",
     "SET default_transaction_read_only = on",
+    "SET row_security = off",  # an error in place of rows that a policy hides
 )
 
 
