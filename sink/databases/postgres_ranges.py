@@ -3,7 +3,8 @@
 Ranges of the leading column of the primary key are read by its index, and each is in the key's order. That is fast if
 the rows lie in about this order on disk. If they don't (random UUIDs), each range would read pages from all over the
 table: such tables, and those without a usable key, are parted by places (`ctid`), in which rows lie in no order. A row
-that is updated may then leave a part before it is read, and enter another one; the log has its update.
+that is updated may then leave a part before it is read, and enter another one; the log has its update. It lacks large
+values that are as they were (TOAST), unless the table has REPLICA IDENTITY FULL: who has such values isn't parted so.
 """
 
 import json
@@ -28,10 +29,12 @@ _RANGES_SINCE = 140_000
 _TABLE = """
 SELECT c.relkind, current_setting('server_version_num')::int8,
        (SELECT max(pg_relation_size(p.relid)) FROM (
-            SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf UNION SELECT c.oid AS relid) p)::int8
+            SELECT relid FROM pg_partition_tree(c.oid) WHERE isleaf UNION SELECT c.oid AS relid) p)::int8,
+       EXISTS (SELECT FROM pg_class p WHERE p.relreplident <> 'f' AND pg_relation_size(p.reltoastrelid) > 0
+               AND p.oid IN (SELECT relid FROM pg_partition_tree(c.oid) UNION SELECT c.oid))
 FROM pg_class c WHERE c.oid = to_regclass({table})
 """
-"""Of the largest partition if there are several."""
+"""The size is that of the largest partition if there are several. At last, whether updates lack values."""
 _KEY = """
 SELECT a.attname, t.typname, (
     SELECT max(abs(s.correlation)) FROM pg_stats s JOIN pg_class c ON c.oid = i.indrelid
@@ -59,10 +62,10 @@ def ranges(connection: PostgresConnection, table: str, rows: int) -> list[str]:
     :param table: in quotes.
     """
     count = math.ceil(estimated_rows(connection, table) / rows)
-    ((kind, version, size),) = connection.rows(_TABLE.format(table=literal(table)))
+    ((kind, version, size, lacks_values),) = connection.rows(_TABLE.format(table=literal(table)))
     if count <= 1:
         return ["true"]
-    has_places = kind in ("r", "m", "p") and version >= _RANGES_SINCE
+    has_places = kind in ("r", "m", "p") and version >= _RANGES_SINCE and not lacks_values
     for name, type_name, correlation in connection.rows(_KEY.format(table=literal(table))):
         in_order = type_name != "uuid" if correlation is None else correlation >= _IN_ORDER
         if type_name in _KEY_TYPES and (in_order or not has_places):
@@ -95,13 +98,19 @@ def _between(column: str, bounds: list[str]) -> list[str]:
 
 
 def files(connection: PostgresConnection, table: str) -> str:
-    """Names the files in which rows have their places. Others take their place when all rows are written anew (VACUUM
-    FULL, CLUSTER), of which the log says nothing: then parts by places may have missed rows.
+    """Names what changes when rows do of which the log says nothing: the files in which they have their places, which
+    are others when all rows are written anew (VACUUM FULL, CLUSTER, TRUNCATE); columns that have got a default; and
+    all columns. A column that is new and has no default comes at the end.
 
     :param table: in quotes.
     """
-    ((found,),) = connection.rows(
-        "SELECT string_agg(pg_relation_filenode(p.relid)::text, ',' ORDER BY p.relid) FROM (SELECT relid FROM "
-        f"pg_partition_tree(to_regclass({literal(table)})) UNION SELECT to_regclass({literal(table)})) p"
+    whole = f"to_regclass({literal(table)})"
+    parts = f"SELECT relid FROM pg_partition_tree({whole}) UNION SELECT {whole}"
+    (found,) = connection.rows(
+        f"SELECT (SELECT string_agg(pg_relation_filenode(relid)::text, ',' ORDER BY relid) FROM ({parts}) p), "
+        "(SELECT string_agg(attrelid || '.' || attnum, ',' ORDER BY attrelid, attnum) FROM pg_attribute WHERE "
+        f"atthasmissing AND NOT attisdropped AND attrelid IN ({parts})), "
+        "(SELECT json_agg(ARRAY[attnum::text, attname] ORDER BY attnum)::text FROM pg_attribute WHERE attnum > 0 AND "
+        f"NOT attisdropped AND attrelid = {whole})"
     )
-    return str(found)
+    return ";".join(str(part) for part in found).removesuffix("]")

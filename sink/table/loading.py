@@ -54,7 +54,7 @@ class SourceTable(Protocol):
         """Conditions that divide the table into parts of about so many rows. Each row is in one of them."""
 
     def files(self) -> str:
-        """Names what the conditions depend on. If it is another one later, they may leave rows out."""
+        """Names what the parts depend on. If it doesn't begin so later, rows or values may be missing."""
 
     def log_position(self) -> str:
         """The place in the database's log before all changes that what is read from now on may lack."""
@@ -146,11 +146,11 @@ class Loading:
             part = load.parts[done : done + self._connections]
             self._take_in(load, part, done + len(part))
             self._tell(load, since, first)
-        if self._source.files() != load.files:
+        if not self._source.files().startswith(load.files):
             raise TableError(
-                f"{self._name}: {self._source.name} was written anew while it was loaded (VACUUM FULL, CLUSTER, "
-                "TRUNCATE or the like), so that rows may be missing. Start over: rowdelta reset, and an empty "
-                "table."
+                f"{self._name}: {self._source.name} was written anew (VACUUM FULL, CLUSTER, TRUNCATE or the like) or "
+                "altered while it was loaded, so that rows or values may be missing. Start over: rowdelta reset, and "
+                "an empty table."
             )
         if not self._connector.wait(self._stopping):
             return False

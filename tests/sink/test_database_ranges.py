@@ -51,6 +51,14 @@ TABLES = {
     ),
     "random": f"(u uuid PRIMARY KEY); INSERT INTO random SELECT gen_random_uuid() FROM {_VALUES}",
     "ordered": f"(u uuid PRIMARY KEY); INSERT INTO ordered SELECT lpad(n::text, 32, '0')::uuid FROM {_VALUES}",
+    "large": (
+        "(u uuid PRIMARY KEY, t text STORAGE EXTERNAL); INSERT INTO large SELECT gen_random_uuid(), repeat('x', 3000) "
+        f"FROM {_VALUES}"
+    ),
+    "large_in_full": (
+        "(u uuid PRIMARY KEY, t text STORAGE EXTERNAL); ALTER TABLE large_in_full REPLICA IDENTITY FULL; INSERT INTO "
+        f"large_in_full SELECT gen_random_uuid(), repeat('x', 3000) FROM {_VALUES}"
+    ),
     "keyless": f"(n int); INSERT INTO keyless SELECT n FROM {_VALUES}",
     'Quoted"Name': f'("I d" int PRIMARY KEY); INSERT INTO "Quoted""Name" SELECT n FROM {_VALUES}',
     "parted": (
@@ -67,6 +75,7 @@ TABLES = {
 """Table -> its definition, and its rows."""
 BY = {
     "skewed": '"id"', "texts": '"k"', "padded": '"k"', "moments": '"k"', "sequence_first": '"a"',
+    "large": '"u"', "large_in_full": "ctid",
     "tenant_first": "ctid", "random": "ctid", "ordered": '"u"', "keyless": "ctid", 'Quoted"Name': '"I d"',
     "parted": '"id"', "parted_keyless": "ctid",
 }  # fmt: skip
@@ -103,6 +112,35 @@ def test_each_row_is_in_one_range(postgres: Postgres) -> None:
     postgres.execute("VACUUM FULL keyless_2;\nVACUUM FULL keyless")
     assert files(connection, '"parted_keyless"') != before[0]
     assert files(connection, '"keyless"') != before[1]
+    connection.close()
+
+
+def test_what_alters_rows_without_a_message_is_told(postgres: Postgres) -> None:
+    postgres.execute("CREATE TABLE altered (id int PRIMARY KEY, a int, b int);\nINSERT INTO altered VALUES (1, 2, 3)")
+    connection = PostgresConnection(section(postgres))
+
+    def goes_on(statement: str) -> bool:
+        before = files(connection, '"altered"')
+        postgres.execute(f"ALTER TABLE altered {statement}")
+        return files(connection, '"altered"').startswith(before)
+
+    assert goes_on("ADD COLUMN c int")
+    assert not goes_on("ADD COLUMN d int DEFAULT 7")
+    assert not goes_on("RENAME COLUMN a TO other")
+    assert not goes_on("ALTER COLUMN b TYPE bigint")
+    assert not goes_on("DROP COLUMN b")
+    connection.close()
+
+
+def test_rows_that_a_policy_hides_are_not_left_out(postgres: Postgres) -> None:
+    postgres.execute(
+        "CREATE TABLE hidden (id int PRIMARY KEY);\nINSERT INTO hidden VALUES (1), (2);\n"
+        "ALTER TABLE hidden ENABLE ROW LEVEL SECURITY;\nCREATE POLICY one ON hidden USING (id = 1);\n"
+        "CREATE ROLE reader LOGIN PASSWORD 'reader';\nGRANT SELECT ON hidden TO reader"
+    )
+    connection = PostgresConnection(section(postgres, user="reader", password="reader"))
+    with pytest.raises(ConfigError, match="affected by row-level security policy"):
+        list(connection.batches("SELECT id FROM hidden"))
     connection.close()
 
 
