@@ -27,7 +27,7 @@ def columns_query(table: str) -> str:
     """
     return f"""
         SELECT a.attname, t.typname, t.typtype, CASE c.typtype WHEN 'd' THEN c.typtypmod ELSE a.atttypmod END,
-               e.typname, e.typtype, a.attgenerated <> ''
+               e.typname, e.typtype, a.attgenerated <> '', a.attnotnull
         FROM pg_attribute a
         JOIN pg_type c ON c.oid = a.atttypid
         JOIN pg_type t ON t.oid = CASE c.typtype WHEN 'd' THEN c.typbasetype ELSE c.oid END
@@ -69,6 +69,7 @@ class PostgresColumn:
     :param modifier: `pg_attribute.atttypmod`; of an array, that of its elements.
     :param element: None if it is no array.
     :param is_generated: its values are computed from other columns.
+    :param is_required: it is NOT NULL.
     """
 
     name: str
@@ -77,14 +78,15 @@ class PostgresColumn:
     modifier: int
     element: ElementType | None = None
     is_generated: bool = False
+    is_required: bool = False
 
     @classmethod
     def of(cls, row: Sequence[object]) -> Self:
         """:param row: of `columns_query`."""
-        name, type_name, kind, modifier, element, element_kind, generated = row
+        name, type_name, kind, modifier, element, element_kind, generated, required = row
         inner = None if element is None else ElementType(str(element), _letter(element_kind))
-        is_generated = generated in (True, "t")
-        return cls(str(name), str(type_name), _letter(kind), int(str(modifier)), inner, is_generated)
+        flags = [flag in (True, "t") for flag in (generated, required)]
+        return cls(str(name), str(type_name), _letter(kind), int(str(modifier)), inner, *flags)
 
 
 def _letter(value: object) -> str:

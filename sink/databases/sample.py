@@ -11,6 +11,7 @@ from sink.databases.postgres_connection import PostgresConnection
 from sink.databases.postgres_values import Spelling, read_column
 from sink.errors import ConfigError
 from sink.redaction import masked
+from sink.table.inference import NOT_NULL
 
 
 class DatabaseSample:
@@ -31,13 +32,12 @@ class DatabaseSample:
         """:raises ConfigError: there is no such table, or the database refuses the user.
         :raises TemporaryError: it doesn't answer.
         """
-        spelling = Spelling.of(self._config.source.format, self._config.source.format_options)
-        found = {column.name: read_column(column, (), spelling) for column in self._read[0]}
-        return {
-            name: observed_type(read.wire)
-            for name, read in found.items()
-            if read is not None and name not in self._table.exclude
-        }
+        spelling, types = Spelling.of(self._config.source.format, self._config.source.format_options), dict[str, str]()
+        for column in self._read[0]:
+            read = read_column(column, (), spelling)
+            if read is not None and column.name not in self._table.exclude:
+                types[column.name] = observed_type(read.wire) + (NOT_NULL if column.is_required else "")
+        return types
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
         """See `columns` for errors."""

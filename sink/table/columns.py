@@ -13,6 +13,7 @@ from sink.config.table_parts import OrderColumn
 from sink.errors import ConfigError
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.versions import parse_ddl
+from sink.table.inference import NOT_NULL
 
 
 def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | None = None) -> T.StructType | None:
@@ -28,8 +29,9 @@ def wanted_columns(table: TableSection, path: str, types: Mapping[str, str] | No
         return None
     fields = []
     for name, text in types.items():
-        dtype = parse_type(column_type(text), f"{path}.columns.{name}")
-        fields.append(T.StructField(name, dtype, nullable=name not in table.key))
+        observed = text if table.columns is not None else text.removesuffix(NOT_NULL)
+        dtype = parse_type(column_type(observed), f"{path}.columns.{name}")
+        fields.append(T.StructField(name, dtype, nullable=name not in table.key and observed == text))
     fields += [T.StructField(name, from_arrow_type(METADATA[name]), name not in table.key) for name in table.metadata]
     fields += added_order_fields(table, [field.name for field in fields], path)
     for mark in mark_fields(table):

@@ -34,6 +34,8 @@ _RECOGNIZED = 100
 LAST = 20
 """The sample has this many messages from the end of each partition."""
 
+NOT_NULL = " not null"
+
 log = logging.getLogger(__name__)
 
 
@@ -45,7 +47,9 @@ class Sample(Protocol):
         """Whether nothing tells columns yet."""
 
     def columns(self) -> dict[str, str] | None:
-        """Name -> type of each field (`changelog.observed_types.Observed`). None if nothing tells them yet."""
+        """Name -> type of each field (`changelog.observed_types.Observed`), with `NOT_NULL` behind it if it can't be
+        NULL. None if nothing tells them yet.
+        """
 
     def message_keys(self) -> frozenset[tuple[str, ...]]:
         """Keys that messages state, as names of fields."""

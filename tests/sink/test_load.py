@@ -185,7 +185,7 @@ def test_what_is_not_in_messages_comes_from_the_catalog(shop: Shop, connect: Con
     shop.postgres.execute(
         f"DROP TABLE {shop.table};\n"
         f"CREATE TABLE {shop.table} (name text, id bigint, amount numeric(12,2), line int, at timestamptz, "
-        "PRIMARY KEY (line, id));\n"
+        "flag boolean NOT NULL DEFAULT true, PRIMARY KEY (line, id));\n"
         f"INSERT INTO {shop.table} VALUES ('pen', 1, 1.10, 7, '2026-11-29 10:00:00+02'), (NULL, 2, NULL, 7, NULL)"
     )
     shop.start_connector(connect)
@@ -194,10 +194,14 @@ def test_what_is_not_in_messages_comes_from_the_catalog(shop: Shop, connect: Con
     assert "equal" in told
     frame = shop.spark.table(shop.target)
     types = {field.name: field.dataType.simpleString() for field in frame.schema}
-    assert types == {"name": "string", "id": "bigint", "amount": "decimal(12,2)", "line": "int", "at": "timestamp"}
+    texts = {"name": "string", "id": "bigint", "amount": "decimal(12,2)", "line": "int", "at": "timestamp"}
+    assert types == {**texts, "flag": "boolean"}
+    assert {field.name for field in frame.schema if not field.nullable} == {"id", "line", "flag"}
     assert shop.rows() == shop.source_rows()
     shop.postgres.execute(
-        f"UPDATE {shop.table} SET name = 'new' WHERE id = 2;\nINSERT INTO {shop.table} VALUES ('cap', 3, 2, 8, now())"
+        f"UPDATE {shop.table} SET name = 'new' WHERE id = 2;\n"
+        f"ALTER TABLE {shop.table} ALTER flag DROP NOT NULL;\n"
+        f"INSERT INTO {shop.table} VALUES ('cap', 3, 2, 8, now(), NULL);\nDELETE FROM {shop.table} WHERE id = 1"
     )
     assert wait_until(shop.catches_up)
     (status,) = [line for line in inspection.status(shop.spark, shop.config()) if "load:" in line]
