@@ -33,7 +33,7 @@ def own_position(
             f"{table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read again from "
             "that snapshot's position."
         )
-    if stored.operation == newest and known.get("amends") == operation:
+    if stored.operation == newest and operation is not None and known.get("amends") == operation:
         raise AmendedError(f"{table.name}: rows were corrected by rowdelta reconcile.")
     raise FencedError(
         f"{table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed while this "
