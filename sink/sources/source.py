@@ -72,6 +72,8 @@ class TableBatch:
     :param end: the position after the records are applied.
     :param estimated_rows: the number of records, if the source knows it without reading them.
     :param changes: changelog rows, if the records are already decoded.
+    :param into: makes the `changes` anew, and runs a step (`sink.spark.exchange.Step`) on them in the tasks that make
+        them. It takes the step, and the schema of its result. Only if Python decodes them alone.
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
     :param files: the Parquet files in their order by their paths, if tasks can read them whole.
@@ -85,6 +87,7 @@ class TableBatch:
     end: Position
     estimated_rows: int | None
     changes: "DataFrame | None" = None
+    into: "Callable[[Any, str], DataFrame] | None" = None
     declared: "Mapping[str, T.StructType] | None" = None
     share: SharedRead | None = None
     files: Mapping[str, WholeFile] | None = None

@@ -198,7 +198,10 @@ class SparkWriter:
         if not shuffles:
             frame = frame.coalesce(tasks)
         then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, RESULT_SCHEMA)
-        if batch.changes is None and self._decoder.ends_in_python and not may_repeat:
+        in_python = self._decoder.ends_in_python and not may_repeat
+        if batch.into is not None and in_python and shuffles:
+            made = batch.into(then, schema)
+        elif batch.changes is None and in_python:
             made = self._decoder.changes_into(then, schema, frame)
         else:
             changes = frame if batch.changes is not None else self._decoder.changes(frame)

@@ -19,6 +19,7 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 from changelog.amounts import amount
@@ -67,6 +68,9 @@ class SourceTable(Protocol):
 
         :param order: name in `order_by` that is no column of the table -> its value in all rows.
         """
+
+    def changes_into(self, step: Any, schema: Any, conditions: Sequence[str], order: Mapping[str, Any]) -> "DataFrame":
+        """Run a step on these rows in the tasks that read them. See `sink.sources.source.TableBatch.into`."""
 
 
 class Connector(Protocol):
@@ -176,7 +180,9 @@ class Loading:
         estimated = load.estimated * len(parts) // len(load.parts)
         for attempt in range(_ATTEMPTS):
             try:
-                self._sink.take_in(self._source.changes(parts, load.order), estimated, done)
+                rows = self._source.changes(parts, load.order)
+                into = partial(self._source.changes_into, conditions=parts, order=load.order)
+                self._sink.take_in(rows, into, estimated, done)
             except CommitUnknownError:
                 raise  # only when the table is opened again its state tells
             except TemporaryError as error:

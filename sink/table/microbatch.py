@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 from uuid import uuid4
 
 from changelog.amounts import amount
@@ -284,17 +284,20 @@ class TableSink:
         self.table.set_property(f"{self._open.prefix}.{LOAD}", load.to_json())
         self.table.refresh()
 
-    def take_in(self, rows: "DataFrame", estimated: int, parts: int) -> Written:
+    def take_in(
+        self, rows: "DataFrame", into: "Callable[[Any, str], DataFrame]", estimated: int, parts: int
+    ) -> Written:
         """Take in rows that a load has read. The position stays where it is.
 
         :param rows: as changelog rows.
+        :param into: see `TableBatch.into`.
         :param estimated: about how many they are.
         :param parts: see `TableBatch.loaded`.
         :raises RowdeltaError: see `apply_batch`.
         """
         position = self.position
         assert position is not None
-        return self.apply_batch(None, TableBatch(lambda: rows, position, estimated, rows, loaded=parts))
+        return self.apply_batch(None, TableBatch(lambda: rows, position, estimated, rows, into, loaded=parts))
 
     @contextmanager
     def going_first(self) -> Iterator[None]:

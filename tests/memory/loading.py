@@ -127,6 +127,9 @@ class _Table:
         arrays |= {f.name: pa.array([row[n] for row in rows], f.type) for n, f in enumerate(SCHEMA)}
         return pa.table(arrays)
 
+    def changes_into(self, step: Any, schema: Any, conditions: Sequence[str], order: Mapping[str, Any]) -> Any:
+        raise NotImplementedError("the engine of stories takes changes")
+
     def wait(self, stopping: Callable[[], bool]) -> bool:
         self._clock.step("wait for the connector")
         player = self._player

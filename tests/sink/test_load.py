@@ -20,6 +20,7 @@ from sink.config import Config
 from sink.errors import ConfigError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
+from sink.table import task_plans
 from sink.table.microbatch import TableSink
 from sink.targets.values import ChangeSet
 from tests.sink.harness import CrashError
@@ -260,6 +261,7 @@ def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
     shop.fill(12_000)
     shop.start_connector(connect)
     send, attempts = TableSink._send, iter(range(100))
+    monkeypatch.setattr(task_plans, "SMALL_BATCH", 1500)  # two parts have more
 
     def crashing(sink: TableSink, request: ChangeSet) -> Any:
         number = next(attempts)
