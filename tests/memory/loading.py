@@ -65,7 +65,7 @@ class LoadPlayer(Player):
         self.delivered = self.random.randint(self.delivered, self.now)
 
     def _apply(self, sink: TableSink, size: int) -> bool:
-        self.delivered = len(self.messages)
+        self.now = self.delivered = len(self.messages)
         return super()._apply(sink, size)
 
     def _see(self, snapshot: Snapshot) -> None:
