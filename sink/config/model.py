@@ -101,6 +101,18 @@ class Config(Section):
         return self
 
     @model_validator(mode="after")
+    def _loads_fit(self) -> Self:
+        database = self.source.database
+        is_there = database is not None and database.url.startswith("jdbc:postgresql:")
+        if self.load.auto and not (is_there and self.source.type == "kafka"):
+            raise MisplacedError(
+                "got true, but tables are loaded only from a Postgres in source.database, before the topics that have "
+                "its changes. Name it there, or leave load.auto out",
+                *("load", "auto"),
+            )
+        return self
+
+    @model_validator(mode="after")
     def _orders_are_of_tables(self) -> Self:
         columns = self.maintenance.rewrite.sort
         if columns is not None:

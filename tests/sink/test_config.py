@@ -554,6 +554,10 @@ def test_a_table_is_compared_with_the_sources_database(tmp_path: Path) -> None:
         message = refusal(tmp_path, text.replace(before, after, 1))
         assert expected in message
         assert "planted" not in message
+    loading = "load: {auto: true}\n"
+    assert load_text(tmp_path, text + loading).load.auto
+    for other in (KAFKA + loading, text.replace("postgresql", "mysql", 1).replace(", slot: debezium", "") + loading):
+        assert "load.auto: got true, but tables are loaded only from a Postgres" in refusal(tmp_path, other)
 
 
 PATTERN = (
