@@ -1,6 +1,6 @@
 """What the database's catalog tells of a table before there are messages of it (`sink.table.inference.Sample`)."""
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from contextlib import closing
 from functools import cached_property
 
@@ -17,12 +17,12 @@ from sink.table.inference import NOT_NULL
 class DatabaseSample:
     """A table of Postgres, as its messages would tell of it.
 
-    :param name: the table, as `schema.table`.
+    :param name: tells the table, as `schema.table`, if it is asked for anything.
     """
 
     is_empty = False
 
-    def __init__(self, config: Config, database: DatabaseSection, name: str, table: TableSection) -> None:
+    def __init__(self, config: Config, database: DatabaseSection, name: Callable[[], str], table: TableSection) -> None:
         self._config = config
         self._database = database
         self._name = name
@@ -48,13 +48,14 @@ class DatabaseSample:
 
     @cached_property
     def _read(self) -> tuple[list[PostgresColumn], tuple[str, ...]]:
-        table = quoted_table(self._name)
+        name = self._name()
+        table = quoted_table(name)
         with closing(PostgresConnection(self._database)) as connection:
             columns = [PostgresColumn.of(row) for row in connection.rows(columns_query(table))]
             key = tuple(str(name) for (name,) in connection.rows(key_query(table)))
         if not columns:
             raise ConfigError(
-                f"source.database: there is no table {self._name} of {masked(self._database.url)}. Correct "
+                f"source.database: there is no table {name} of {masked(self._database.url)}. Correct "
                 "verify.table or source.database.url."
             )
         return columns, key

@@ -44,7 +44,7 @@ class Loads:
 
     def sample(self, resolved: ResolvedTable) -> Sample:
         """What the database tells of a table."""
-        return DatabaseSample(self._config, self._database, self._name_of(resolved), resolved.section)
+        return DatabaseSample(self._config, self._database, lambda: self._name_of(resolved), resolved.section)
 
     def load(self, resolved: ResolvedTable, sink: TableSink) -> None:
         """Load a table, or what is left of it.

@@ -526,7 +526,8 @@ class Supervisor:
         load, member.load = member.load, None
         if load is not None:
             load.result()
-        sample = None if self._loads is None else self._loads.sample(member.resolved)
+        loads = self._loads if member.resolved.section.mode == "upsert" else None
+        sample = None if loads is None else loads.sample(member.resolved)
         try:
             table, plan, key = open_table(self._spark, self._config, member.resolved, self._source, sample)
         except NoMessagesError as error:

@@ -7,12 +7,16 @@ from typing import Any
 
 import pytest
 
+from sink.config import Config
 from sink.databases import connector
 from sink.databases.connector import PostgresConnector
 from sink.databases.reading import Delivered
-from sink.errors import TemporaryError
+from sink.errors import ConfigError, TemporaryError
+from sink.run.loading import Loads
+from sink.sources.kafka import KafkaSource
 from sink.table import loading
 from sink.table.loading import Loading
+from sink.table.patterns import ResolvedTable
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.loading import LoadPlayer, load_story
 from tests.memory.storage import Clock
@@ -82,3 +86,23 @@ def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytes
     database: Any = Database()
     with pytest.raises(TemporaryError, match="doesn't get on: no connector reads from the database"):
         PostgresConnector(database).wait(lambda: False)
+
+
+def test_a_table_with_all_it_needs_asks_no_database() -> None:
+    """With `load.auto`, one of several topics may go on from its position, though it can't be loaded."""
+    config = Config.model_validate(
+        {
+            "sink": {"id": "s", "checkpoint": "/nowhere"},
+            "source": {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "nowhere:1"},
+                       "database": {"url": "jdbc:postgresql://nowhere/db"}},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "/nowhere"}},
+            "tables": [{"source": ["a.public.t", "b.public.t"], "target": "lake.n.t", "key": ["id"], "shard": "none",
+                        "order_by": ["source.ts_ms"]}],
+        }
+    )  # fmt: skip
+    spark: Any = None
+    assert config.source.database is not None
+    loads = Loads(spark, config, object.__new__(KafkaSource), config.source.database, lambda: False)
+    sample = loads.sample(ResolvedTable(config.tables[0], "tables[0]"))
+    with pytest.raises(ConfigError, match="takes several topics"):
+        sample.columns()
