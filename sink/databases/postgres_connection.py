@@ -60,11 +60,13 @@ class PostgresConnection:
     """Each statement is a transaction of its own, which only reads.
 
     :param path: the section's place in the configuration, for messages: `source.database`.
-    :raises ConfigError: there is no driver, or the database refuses user or password.
+    :raises ConfigError: it is another database, there is no driver, or the database refuses user or password.
     :raises TemporaryError: the database doesn't answer.
     """
 
     def __init__(self, section: DatabaseSection, path: str = "source.database") -> None:
+        if not section.url.startswith("jdbc:postgresql:"):
+            raise ConfigError(f"{path}.url: {masked(section.url)} can't be read: only Postgres is read so.")
         try:
             from adbc_driver_postgresql import StatementOptions, dbapi
         except ImportError:

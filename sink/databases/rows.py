@@ -63,8 +63,6 @@ class TableRows:
         observe: Callable[[dict[str, str]], None] | None = None,
     ) -> None:
         self.name = f"{table} of {masked(section.url)}"
-        if not section.url.startswith("jdbc:postgresql:"):
-            raise ConfigError(f"{PATH}.url: rows of {self.name} can't be loaded: only Postgres is read so.")
         self._spark, self._section, self._plan, self._observe = spark, section, plan, observe
         self._table = quoted_table(table)
         self._connection = PostgresConnection(section, PATH)

@@ -58,11 +58,19 @@ class Loads:
             then = self._source.offsets_since(section, int((time.time() - ago) * 1000)) if ago else now
             return {partition: min(end, then.get(partition, end)) for partition, end in now.items()}
 
+        self._source.identify(section)
+        sink.check_source()
         with closing(Postgres(self._spark, self._database, name, PATH)) as connection:
             connector = PostgresConnector(connection)
-            with closing(TableRows(self._spark, self._config, self._database, name, sink.plan)) as rows:
+            if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
+                with closing(self._rows(name, sink)) as rows:
+                    sink.follow_schema(rows.unknown)
+            with closing(self._rows(name, sink)) as rows:
                 numbers = settings.connections, settings.part_rows
                 Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
+
+    def _rows(self, name: str, sink: TableSink) -> TableRows:
+        return TableRows(self._spark, self._config, self._database, name, sink.plan)
 
     def _name_of(self, resolved: ResolvedTable) -> str:
         """Of the database's table."""

@@ -177,6 +177,11 @@ class KafkaSource(Topics):
     def identities(self, table: TableSection) -> Mapping[str, str]:
         return self._ids.get(table.id, {})
 
+    def identify(self, table: TableSection) -> None:
+        """Ask for the `identities` of a table that isn't located yet. Another thread may apply a micro-batch."""
+        with self._admin() as admin:
+            self._ids[table.id] = admin.ids(table.topics)
+
     def lacks_topics(self) -> bool:
         return not self._begin.keys() <= {topic for places in self._starts.values() for topic in places}
 
@@ -271,7 +276,7 @@ class KafkaSource(Topics):
         if time.monotonic() - self._looked_at >= self._config.source.discovery_seconds:
             self._looked_at = time.monotonic()
             with suppress(TemporaryError), self._admin() as admin:  # if it doesn't answer, the stream itself tells
-                self._newer_ids = admin.ids(list({topic for ids in self._ids.values() for topic in ids}))
+                self._newer_ids = admin.ids(list({topic for ids in list(self._ids.values()) for topic in ids}))
         for topic, known in self._ids.get(table.id, {}).items():
             number = self._newer_ids.get(topic, known)
             if number == known:

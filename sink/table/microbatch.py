@@ -279,6 +279,16 @@ class TableSink:
         """The load that the table has had, and how far it has got."""
         return load_of(self.table, self._open.prefix)
 
+    def follow_schema(self, observed: Mapping[str, str]) -> None:
+        """Change the table's schema for all that the source's table has.
+
+        :raises RowdeltaError: see `_evolve`.
+        """
+        try:
+            self._evolve(observed)
+        except SchemaEvolvedError:
+            self._open.rebase()
+
     def note_load(self, load: Load) -> None:
         """Store what a load has decided."""
         self.table.set_property(f"{self._open.prefix}.{LOAD}", load.to_json())

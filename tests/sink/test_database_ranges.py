@@ -152,6 +152,7 @@ def test_what_fails_is_told_without_secrets_and_values(postgres: Postgres) -> No
         ({"url": f"{postgres.jdbc_url}?user=nobody&password=planted-in-url", "user": "nobody"}, ConfigError, "failed"),
         ({"url": postgres.jdbc_url.rsplit("/", 1)[0] + "/nothing"}, ConfigError, 'database "nothing" does not exist'),
         ({"url": f"jdbc:postgresql://127.0.0.1:{port}/x"}, TemporaryError, "refused.* Run again when it answers"),
+        ({"url": "jdbc:mysql://db/shop?password=planted"}, ConfigError, "source.database.url: .* only Postgres"),
         ({"password": "planted%zz wrong&x=y"}, ConfigError, "password authentication failed"),
     ]
     for changes, error, text in cases:
