@@ -11,14 +11,18 @@ LOAD = "load"
 """Part of a sink's state: the `Load`."""
 LOADED = "loaded"
 """Part of a sink's state that a commit of a load stores: the `Loaded`."""
+MARGIN = 600.0
+"""Seconds. Clocks differ by less, and a connector has a change less long before other sessions of the database do."""
 
 
 def order_at(log_position: str, millis: int) -> dict[str, Any]:
-    """What rows that are read then have for names in `order_by` that are no columns of the source's table.
+    """What rows that are read then have for names in `order_by` that are no columns of the source's table. No change
+    that they lack may be late beside them, whatever the clock of the database says.
 
-    :param log_position: of Postgres.
-    :param millis: since 1970.
+    :param log_position: of Postgres, before all such changes.
+    :param millis: the time of the reading, since 1970.
     """
+    millis -= int(MARGIN * 1000)
     upper, _, lower = log_position.partition("/")
     lsn = (int(upper, 16) << 32) + int(lower, 16)
     return {"source.lsn": lsn, "source.ts_ms": millis, "ts_ms": millis, "source.ts_us": millis * 1000}
@@ -33,7 +37,7 @@ class Load:
     :param files: what the parts depend on (`sink.table.loading.SourceTable.files`).
     :param begin: where the topic ended then. All that is before it was committed before the first part was read.
     :param log_position: the place in the database's log before all changes that the parts may lack.
-    :param started: a time before these changes, in milliseconds since 1970.
+    :param started: milliseconds since 1970.
     :param until: the position at which the table is equal to the source. None until all parts are there.
     """
 
@@ -55,7 +59,6 @@ class Load:
 
     @property
     def order(self) -> dict[str, Any]:
-        """See `order_at`. A change that a part lacks must not be late beside its rows."""
         return order_at(self.log_position, self.started)
 
 

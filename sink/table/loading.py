@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
 from sink.sources.source import Position
-from sink.table.load_state import Load
+from sink.table.load_state import MARGIN, Load
 from sink.table.microbatch import TableSink
 from sink.targets.retries import doubled
 from sink.targets.values import CommitUnknownError
@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
-_MARGIN = 600.0
-"""Seconds."""
 _ATTEMPTS = 6
 """At each part."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
@@ -162,10 +160,10 @@ class Loading:
         return True
 
     def _begin(self) -> Load:
-        begin = self._ends(_MARGIN)  # first: the log's position, and what is read, must be later
+        begin = self._ends(MARGIN)  # first: the log's position, and what is read, must be later
         self._connector.check()
         log_position, files = self._source.log_position(), self._source.files()
-        started, estimated = int((time.time() - _MARGIN) * 1000), self._source.estimated_rows()
+        started, estimated = int(time.time() * 1000), self._source.estimated_rows()
         load = Load(tuple(self._source.ranges(self._part_rows)), estimated, files, begin, log_position, started)
         self._sink.note_load(load)
         log.info("%s: loading about %s of %s", self._name, amount(estimated, "row"), self._source.name)
