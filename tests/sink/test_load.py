@@ -241,8 +241,12 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
     shop.entry = {"target": f"{shop.target}_2"}
     shop.target = f"{shop.target}_2"
     shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n'")
-    assert wait_until(lambda: len(list(inspection.status(shop.spark, shop.config()))) > 0)
-    Pipeline(shop.spark, shop.config()).run()
+
+    def is_there() -> bool:
+        Pipeline(shop.spark, shop.config()).run()
+        return shop.spark.catalog.tableExists(shop.target)
+
+    assert wait_until(is_there)  # from the first message on
     with pytest.raises(TableError, match="has rows, or a position in its source, already"):
         shop.load()
 
