@@ -519,9 +519,9 @@ class TableSink:
         return replace(request, base_snapshot=index.base, index=index, metrics=metrics, others=self._others)
 
     @property
-    def _amends(self) -> str | None:
+    def _amends(self) -> tuple[str, ...]:
         operation = self._open.operation
-        return None if operation is None else amended(self.table, self._open.prefix, operation)
+        return () if operation is None else amended(self.table, self._open.prefix, operation)
 
     @property
     def _others(self) -> Mapping[str, str] | None:
@@ -749,7 +749,7 @@ class TableSink:
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
             metrics=written.metrics if index is None else index.added_to(written.metrics),
             index=index,
-            amends=self._amends if batch.heals else None,
+            amends=self._amends if batch.heals else (),
             others=self._others,
         )
 

@@ -33,7 +33,7 @@ def own_position(
             f"{table.name} was rolled back to an earlier snapshot while the sink ran. What followed is read again from "
             "that snapshot's position."
         )
-    if stored.operation == newest and operation is not None and known.get("amends") == operation:
+    if stored.operation == newest and operation in known.get("amends", ()):
         raise AmendedError(f"{table.name}: rows were corrected by rowdelta reconcile.")
     raise FencedError(
         f"{table.name}: another run with the same sink id ({prefix.removeprefix('rowdelta.')}) committed while this "
@@ -42,11 +42,10 @@ def own_position(
     )
 
 
-def amended(table: TableView, prefix: str, operation: str) -> str:
-    """The operation that stored a position first: `operation`, or the one whose rows it has corrected."""
+def amended(table: TableView, prefix: str, operation: str) -> tuple[str, ...]:
+    """What a correction amends: `operation`, and what this has corrected itself. A run may have gone on from any."""
     known = json.loads(table.property(f"{prefix}.position") or "{}")
-    first: str = known.get("amends", operation) if known.get("operation") == operation else operation
-    return first
+    return (*(known.get("amends", ()) if known.get("operation") == operation else ()), operation)
 
 
 def others_positions(table: TableView, prefix: str) -> dict[str, str]:

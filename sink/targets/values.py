@@ -260,8 +260,8 @@ class ChangeSet:
     :param metrics: numbers about the work, for a history that shows them.
     :param index: the key index's part. Rows were looked up in `base_snapshot`, so the commit is only right there.
     :param newest_if_in_doubt: see `TableView.position`.
-    :param amends: the operation that stored this position first, if the commit corrects rows beside a run of the sink
-        (`sink.verify.healing`). That run goes on from it (`AmendedError`).
+    :param amends: the operations that had stored this position before, if the commit corrects rows beside a run of the
+        sink (`sink.verify.healing`). That run goes on from it (`AmendedError`).
     :param others: the positions of other sinks, as the table has them in `base_snapshot`, if their commits may be in
         conflict that change no file: they may have deleted a key that had no row. None if not.
     """
@@ -281,7 +281,7 @@ class ChangeSet:
     metrics: Mapping[str, int] = field(default_factory=dict)
     index: IndexCommit | None = None
     newest_if_in_doubt: bool = False
-    amends: str | None = None
+    amends: Sequence[str] = ()
     others: Mapping[str, str] | None = None
 
 

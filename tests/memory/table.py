@@ -475,6 +475,8 @@ class MemoryCommitter:
         add_files(files, request.files, (request.prefix, request.operation))
         kind: Literal["append", "overwrite"] = "overwrite" if referenced or request.truncates else "append"
         stored = {"prefix": request.prefix, "operation": request.operation, "position": request.position}
+        if request.amends:
+            stored["amends"] = request.amends
         if request.index is not None:
             stored["index"] = request.index.stored
         properties = {**store.properties, **request.properties}

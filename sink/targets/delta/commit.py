@@ -52,7 +52,7 @@ class DeltaCommitter:
         actions = [_dated(tagged(json.loads(file), tags), base) for file in request.files]
         if request.truncates:
             actions += [remove_of(add) for add in self._table.live.values()]
-        if request.amends is not None:
+        if request.amends:
             stored["amends"] = request.amends
         if request.index is not None:
             stored["index"] = request.index.stored

@@ -149,7 +149,7 @@ class IcebergCommitter:
         table = self._table
         name = f"{request.prefix}.position"
         stored: dict[str, Any] = {"position": request.position, "operation": request.operation}
-        if request.amends is not None:
+        if request.amends:
             stored["amends"] = request.amends
         if request.index is not None:
             stored["index"] = request.index.stored

@@ -1,0 +1,41 @@
+"""Rows are corrected beside a run of the sink, which goes on from its position."""
+
+from pathlib import Path
+
+import pytest
+
+from changelog.rows import RowKind
+from sink.errors import AmendedError
+from sink.table.microbatch import TableSink
+from tests.memory.late import TwoSinks
+from tests.memory.storage import Clock
+from tests.memory.stories import Message
+
+
+class Healed(TwoSinks):
+    """A run whose table somebody corrects."""
+
+    def heal(self, *changes: tuple[RowKind, int, int]) -> None:
+        """Rows as they are in the source, or keys that it doesn't have: kind, key and order value."""
+        self.messages = [Message(((kind, (key, "b", "eu", order)),), {}) for kind, key, order in changes]
+        self.orders = [order for *_, order in changes]
+        self.opened(Clock(), is_guest=True).heal(self._batch(0, len(changes)).records(), len(changes))
+
+    def run(self) -> TableSink:
+        return self.process("stream", "another")
+
+
+@pytest.mark.parametrize("restarted_after", [0, 1, 2])
+def test_a_run_goes_on_after_each_correction(tmp_path: Path, restarted_after: int) -> None:
+    """Also if it has been opened after an earlier one, and has committed nothing since."""
+    table = Healed(tmp_path)
+    run = table.run()
+    table.apply(run, (RowKind.INSERT, 1, 10))
+    for number in range(3):
+        if number == restarted_after:
+            run = table.run()
+        table.heal((RowKind.INSERT, 1, 20 + number))
+    with pytest.raises(AmendedError):
+        table.apply(run, (RowKind.INSERT, 2, 30))
+    table.apply(table.run(), (RowKind.INSERT, 2, 30))
+    assert table.rows == {1: 22, 2: 30}
