@@ -42,9 +42,6 @@ def reconcile(
             "reconcile needs source.type: kafka, and source.database: {url: 'jdbc:postgresql://host:5432/db', user: …, "
             "password: '${…}'} (see docs/reconcile.md)."
         )
-    # a row of the source counts, whatever the order value of the table's row
-    tables = [table.model_copy(update={"late": "apply"}) for table in config.tables]
-    config = config.model_copy(update={"tables": tables})
     source = open_source(spark, config, {})
     for table in chosen_tables(find_tables(config, source), names):
         try:

@@ -78,7 +78,8 @@ class TableBatch:
     :param share: how to read the records together with those of other tables, if that is possible.
     :param files: the Parquet files in their order by their paths, if tasks can read them whole.
     :param purges: the changes remove rows that were marked as deleted (`soft_delete`), unless these have changed since.
-    :param heals: the changes correct rows, beside a run of the sink that may be going on. The position stays.
+    :param heals: the changes correct rows, beside a run of the sink that may be going on. The position stays, and no
+        change is late, whatever its order value.
     :param loaded: how many parts of a load (`sink.table.load_state`) are in the table after it. None: it is of no load.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
     """

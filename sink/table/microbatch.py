@@ -610,6 +610,7 @@ class TableSink:
             letters=self._letters.operation,
             index_seconds=index_seconds,
             purges=batch.purges,
+            heals=batch.heals,
         )
 
     def _finish(self, written: Written) -> Written:

@@ -49,7 +49,7 @@ class TaskPlans:
                 keeps_late=section.late == "dead-letter" and not begun.purges,
                 soft_delete=None if begun.purges else self._plan.changelog.soft_delete,
                 ignores_removals=section.source_deletes == "ignore",
-                applies_late=section.late == "apply",
+                applies_late=section.late == "apply" or begun.heals,
                 history=self._plan.changelog.history,
                 show_values=self._config.sink.show_values,
                 # the same row in two files differs in `_source`, which isn't a contradiction

@@ -33,7 +33,7 @@ class Begun:
     :param started: when the attempt began (`time.monotonic`).
     :param opening: the `opening` of the dead-letter table (`DeadLetters`).
     :param letters: the last commit of the table's bad records (`DeadLetters.operation`).
-    :param purges: see `TableBatch`.
+    :param purges: see `TableBatch`, and for `heals`.
     :param index_seconds: how long it took to bring the index up to the table.
     """
 
@@ -49,6 +49,7 @@ class Begun:
     letters: str | None
     index_seconds: float = 0.0
     purges: bool = False
+    heals: bool = False
 
 
 @dataclass(frozen=True)

@@ -39,3 +39,19 @@ def test_a_run_goes_on_after_each_correction(tmp_path: Path, restarted_after: in
         table.apply(run, (RowKind.INSERT, 2, 30))
     table.apply(table.run(), (RowKind.INSERT, 2, 30))
     assert table.rows == {1: 22, 2: 30}
+
+
+def test_a_correction_is_not_late_and_other_changes_still_are(tmp_path: Path) -> None:
+    """Whatever the order values of the table's rows: the source may have been restored from a backup. What was deleted
+    before stays known, and what the correction deletes too.
+    """
+    table = Healed(tmp_path)
+    table.apply(table.run(), *((RowKind.INSERT, key, 100) for key in (1, 2, 3)), (RowKind.DELETE, 4, 100))
+    table.heal((RowKind.INSERT, 1, 50), (RowKind.DELETE, 2, 100))
+    assert table.rows == {1: 50, 3: 100}
+    table.apply(
+        table.run(), *((RowKind.UPDATE_AFTER, key, order) for key, order in ((1, 40), (2, 90), (3, 90), (4, 90)))
+    )
+    assert table.rows == {1: 50, 3: 100}
+    table.apply(table.run(), *((RowKind.UPDATE_AFTER, key, 101) for key in (1, 2, 3, 4)))
+    assert table.rows == dict.fromkeys((1, 2, 3, 4), 101)
