@@ -60,8 +60,6 @@ class OpenTable:
         self.observer = observer
         self.is_guest = is_guest
         self.source_tables: SourceTables | None = None
-        self._healed: str | None = None
-        """Who isn't waited for any more."""
         self._config = config
         self._resolved = resolved
         self.spec, self.layout = table.spec, table.layout
@@ -125,15 +123,13 @@ class OpenTable:
 
     def _wait_for_healing(self) -> None:
         """Let somebody who corrects rows commit first: between two commits of a busy stream he would never get to it.
-        If he has gone, the stream goes on after a while.
+        If he has gone, the stream goes on after a while, and no later run waits.
         """
-        end = time.monotonic() + _LONGEST_HEALING
-        while not self.is_guest and (who := self.table.property(f"{self.prefix}.{HEALING}")) not in (
-            None,
-            self._healed,
-        ):
+        name, end = f"{self.prefix}.{HEALING}", time.monotonic() + _LONGEST_HEALING
+        while not self.is_guest and self.table.property(name) is not None:
             if time.monotonic() > end:
-                self._healed = who
+                self.table.set_property(name, None)
+                return
             time.sleep(_POLL_SECONDS)
             self.table.refresh()
 

@@ -1,11 +1,13 @@
 """Rows are corrected beside a run of the sink, which goes on from its position."""
 
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from changelog.rows import RowKind
 from sink.errors import AmendedError
+from sink.table import open_table
 from sink.table.microbatch import TableSink
 from tests.memory.late import TwoSinks
 from tests.memory.storage import Clock
@@ -55,3 +57,17 @@ def test_a_correction_is_not_late_and_other_changes_still_are(tmp_path: Path) ->
     assert table.rows == {1: 50, 3: 100}
     table.apply(table.run(), *((RowKind.UPDATE_AFTER, key, 101) for key in (1, 2, 3, 4)))
     assert table.rows == dict.fromkeys((1, 2, 3, 4), 101)
+
+
+def test_who_corrects_rows_is_waited_for_and_not_for_ever(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """If he was killed, one run waits, and none after it."""
+    waited, now = list[float](), iter(range(0, 1000, 25))
+    monkeypatch.setattr(open_table, "time", SimpleNamespace(sleep=waited.append, monotonic=lambda: next(now)))
+    table = Healed(tmp_path)
+    table.apply(table.run(), (RowKind.INSERT, 1, 10))
+    killed = table.opened(Clock(), is_guest=True).going_first()
+    killed.__enter__()
+    for number in (2, 3):
+        table.apply(table.run(), (RowKind.INSERT, number, 10))
+        assert len(waited) == 2
+    assert table.rows == {1: 10, 2: 10, 3: 10}
