@@ -231,6 +231,10 @@ class Maintenance:
             self._failed_at[member.target] = time.monotonic()
             error.is_harmless = True  # whatever came of it, the table has the same rows
             self._supervisor.set_aside(member, error)
+        except RowdeltaError as error:
+            if not error.is_harmless:
+                raise
+            self._supervisor.set_aside(member, error)  # the table's next micro-batch may be long in coming
 
     def _move(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Rewrite files, in one of the ways that there are."""

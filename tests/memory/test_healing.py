@@ -2,11 +2,14 @@
 
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
+from unittest.mock import MagicMock
 
 import pytest
 
 from changelog.rows import RowKind
 from sink.errors import AmendedError
+from sink.run.maintenance import Maintenance
 from sink.table import open_table
 from sink.table.microbatch import TableSink
 from tests.memory.late import TwoSinks
@@ -71,3 +74,19 @@ def test_who_corrects_rows_is_waited_for_and_not_for_ever(tmp_path: Path, monkey
         table.apply(table.run(), (RowKind.INSERT, number, 10))
         assert len(waited) == 2
     assert table.rows == {1: 10, 2: 10, 3: 10}
+
+
+def test_maintenance_has_a_corrected_table_opened_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else it would fail until the table's next micro-batch."""
+    amended, said = AmendedError("rows were corrected"), list[object]()
+
+    def refuse(*_: object) -> None:
+        raise amended
+
+    for step in ("_drop", "_expire", "_clean", "_purge", "_move"):
+        monkeypatch.setattr(Maintenance, step, refuse)
+    supervisor: Any = SimpleNamespace(set_aside=lambda member, error: said.append((member, error)))
+    member: Any = SimpleNamespace(target="lake.t", sink=MagicMock())
+    spark, config = MagicMock(), MagicMock()
+    Maintenance(spark, config, supervisor)._attend(member)
+    assert said == [(member, amended)]
