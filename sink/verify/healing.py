@@ -3,8 +3,10 @@
 A key is corrected by the source's row, as a load reads it, or it is removed if the source has none. The run may commit
 meanwhile, so a correction must not undo what it has applied:
 
-1. E is where the topic ends.
-2. The source's rows of the keys are read. They have all that is in the topic before E.
+1. E is where the topic ended when the round began in which the keys differed. That is some seconds ago, since a
+   connector may have a change a moment before other sessions see it.
+2. The source's rows of the keys are read. They have all that is in the topic before E. A key is removed only if the
+   round's snapshot didn't have it either: a row that fits no column can't be read, and parts by place are no snapshot.
 3. P is the table's position. Keys of messages from E to P are left out: the table has what these say. They are compared
    again.
 4. The rest is committed on top of P. If the run has committed meanwhile, step 3 is done again. It waits with its next
@@ -26,7 +28,7 @@ from pyspark.sql.pandas.types import from_arrow_schema
 from sink.databases.postgres import Postgres
 from sink.databases.reading import Keys
 from sink.databases.rows import TableRows
-from sink.errors import FencedError, TemporaryError
+from sink.errors import AmendedError, FencedError, TemporaryError
 from sink.sources.topics import Offsets
 from sink.spark.changes import is_bad
 from sink.spark.exchange import in_arrow
@@ -70,29 +72,35 @@ class Healing:
         self._connections = connections
         self._part_rows = part_rows
 
-    def __call__(self, keys: DataFrame, texts: Keys | None, with_key: Callable[[DataFrame], DataFrame]) -> None:
-        """Correct keys.
+    def __call__(
+        self,
+        keys: DataFrame,
+        gone: DataFrame,
+        texts: Keys | None,
+        begin: Offsets,
+        with_key: Callable[[DataFrame], DataFrame],
+    ) -> int:
+        """Correct keys, and return how many.
 
-        :param keys: their canonical columns.
+        :param keys: their canonical columns (`sink.verify.canonical`).
+        :param gone: those of them that the source didn't have when they were compared.
         :param texts: the keys for a query, if there are few.
+        :param begin: see E above.
         :param with_key: adds these columns to a frame with the table's columns.
         :raises TemporaryError: a run of the sink commits all the time, or the database doesn't answer.
         """
-        begin = self._topic.ends()
         order = order_at(self._rows.log_position(), int(time.time() * 1000))
         read = self._rows.changes(self._conditions(texts), order, self._connections)
         read = with_key(read.where(~is_bad(read)))
         found = joined(read, keys, keys.columns, "left_semi").localCheckpoint()
-        missing = joined(keys, found, keys.columns, "left_anti").localCheckpoint()
+        missing = joined(gone, found, keys.columns, "left_anti").localCheckpoint()
         with self._opened().going_first():
             for _ in range(_ATTEMPTS):
                 sink = self._opened()
                 try:
-                    self._commit(sink, found, missing, begin, with_key)
-                except FencedError:
+                    return self._commit(sink, found, missing, begin, with_key)
+                except (FencedError, AmendedError):
                     log.info("%s: a run has committed meanwhile; looking again", sink.table.name)
-                else:
-                    return
         raise TemporaryError(
             f"{sink.table.name}: a run of the sink commits all the time, so that nothing could be corrected. Run again."
         )
@@ -113,7 +121,7 @@ class Healing:
         missing: DataFrame,
         begin: Offsets,
         with_key: Callable[[DataFrame], DataFrame],
-    ) -> None:
+    ) -> int:
         """:param found: the source's rows of keys, as changelog rows with the key's canonical columns.
         :param missing: the canonical columns of keys that the source doesn't have.
         """
@@ -122,13 +130,15 @@ class Healing:
         changes = self._topic.changes(begin, position)
         if changes is not None:
             if changes.empties:
-                return  # the keys differ again, if they still do
+                return 0  # the keys differ again, if they still do
             changed = with_key(changes.rows).select(*key).distinct().localCheckpoint()
             found, missing = (joined(side, changed, key, "left_anti") for side in (found, missing))
+        keys = found.select(*key).unionByName(missing).distinct().count()
         corrections = found.drop(*key).unionByName(_removals(sink, missing, with_key)).localCheckpoint()
         count = corrections.count()
         if count:
             sink.heal(corrections, count)
+        return keys
 
 
 def _removals(sink: TableSink, keys: DataFrame, with_key: Callable[[DataFrame], DataFrame]) -> DataFrame:

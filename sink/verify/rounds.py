@@ -31,6 +31,7 @@ from sink.databases.conversion import Conversion, Kind, Selected, conversion
 from sink.databases.reading import Keys, wait_for_delivery
 from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.sources.source import Position
+from sink.sources.topics import Offsets
 from sink.spark.expressions import quoted
 from sink.spark.job_errors import JOB_ERRORS
 from sink.spark.progress import Line, progress
@@ -74,7 +75,7 @@ class Patience:
     timeout: float
 
 
-Heal = Callable[[DataFrame, Keys | None, Callable[[DataFrame], DataFrame]], None]
+Heal = Callable[[DataFrame, DataFrame, Keys | None, Offsets, Callable[[DataFrame], DataFrame]], int]
 
 
 class Verdict(StrEnum):
@@ -103,7 +104,8 @@ class Outcome:
     :param different: how many keys differ.
     :param compared: whether at least one key was compared, or there is none on both sides.
     :param changing: how many keys changed in every round, and weren't compared.
-    :param healed: how many keys were corrected in the table. They are compared again.
+    :param healed: how many keys were corrected in the table. They are compared again, and those that differ still are
+        among `different`.
     :param unconfirmed: how many keys differed in the last round, and not before. They may be equal by now.
     :param error: why the table couldn't be compared.
     :param dead_letters: how many dead letters the table has.
@@ -204,9 +206,8 @@ class _Condition:
 class Rounds:
     """:param topic: None if the table's source is files: then nothing is waited for.
     :param prefix: prefix of the sink's state in the table.
-    :param heal: corrects keys in the table. It gets their canonical columns (`sink.verify.canonical`), their texts if
-        the source can be asked for them, and what adds these columns to a frame with the table's. By default nothing is
-        corrected.
+    :param heal: corrects keys in the table, each once, and returns how many it has corrected (see
+        `sink.verify.healing.Healing`). By default nothing is corrected.
     :raises ConfigError: a key column can't be compared, or the source lacks a column that `where` names.
     """
 
@@ -222,6 +223,8 @@ class Rounds:
         heal: Heal | None = None,
     ) -> None:
         self._heal = heal
+        self._tried: DataFrame | None = None
+        """The keys that it got."""
         self._target = target
         self._source = source
         self._topic = topic
@@ -305,7 +308,7 @@ class Rounds:
             if self._heal is None:
                 self._tell(seen.where(counts))
             else:
-                again = again.unionByName(self._healed(seen.where(counts)))
+                again = again.unionByName(self._healed(seen.where(counts), begin))
             left = None if changed is None else joined(scope, changed, layout.key_columns, "left_semi")
             if not self.outcome.compared:
                 rest = scope if changed is None else joined(scope, changed, layout.key_columns, "left_anti")
@@ -319,14 +322,21 @@ class Rounds:
     def _is_live(self) -> bool:
         return self._source.is_live or self._topic is not None
 
-    def _healed(self, found: DataFrame) -> DataFrame:
-        """Correct keys in the table. Returns them, to be compared again."""
+    def _healed(self, found: DataFrame, begin: Offsets) -> DataFrame:
+        """Correct keys in the table. Returns them, to be compared again. What differs after that is told.
+
+        :param begin: where the topic ended when the round began.
+        """
         assert self._heal is not None
-        keys = found.select(*self._layout.key_columns).localCheckpoint()
-        count = keys.count()
-        if count:
-            self._heal(keys, self._looked_up(keys), self._with_key)
-            self.outcome.healed += count
+        names = self._layout.key_columns
+        if self._tried is not None:
+            self._tell(joined(found, self._tried, names, "left_semi"))
+            found = joined(found, self._tried, names, "left_anti")
+        keys = found.select(*names).localCheckpoint()
+        if not keys.isEmpty():
+            gone = found.where(F.col("source_rows") == 0).select(*names).localCheckpoint()
+            self.outcome.healed += self._heal(keys, gone, self._looked_up(keys), begin, self._with_key)
+            self._tried = keys if self._tried is None else self._tried.unionByName(keys)
         return keys.withColumn(_SEEN, F.lit(False))
 
     def _with_key(self, frame: DataFrame) -> DataFrame:

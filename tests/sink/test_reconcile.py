@@ -35,6 +35,7 @@ def shop(
     made = Shop(spark, tmp_path, kafka, postgres)
     if getattr(request, "param", "iceberg") == "delta":
         made.use_delta()
+        made.entry = {"order_by": ["source.lsn"], "late": "drop"}
     made.fill(5_000)
     made.start_connector(connect)
     made.load()
@@ -54,16 +55,22 @@ def drift(shop: Shop) -> None:
     shop.spark.sql(f"DELETE FROM {shop.sql_name} WHERE id BETWEEN 100 AND 139")
     shop.spark.sql(f"UPDATE {shop.sql_name} SET name = 'wrong' WHERE id BETWEEN 200 AND 219")
     shop.spark.sql(
-        f"INSERT INTO {shop.sql_name} SELECT id, name, amount FROM {shop.sql_name} WHERE id BETWEEN 300 AND 304"
+        f"INSERT INTO {shop.sql_name} (id, name, amount) "
+        f"SELECT id, name, amount FROM {shop.sql_name} WHERE id BETWEEN 300 AND 304"
     )
-    shop.spark.sql(f"INSERT INTO {shop.sql_name} SELECT id + 900000, name, amount FROM {shop.sql_name} WHERE id < 11")
+    shop.spark.sql(
+        f"INSERT INTO {shop.sql_name} (id, name, amount) "
+        f"SELECT id + 900000, name, amount FROM {shop.sql_name} WHERE id < 11"
+    )
 
 
 @pytest.mark.parametrize("shop", ["iceberg", "delta"], indirect=True)
-def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop) -> None:
+def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
+    caplog.set_level(logging.INFO, "rowdelta")
     shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
     assert wait_until(shop.catches_up)
     drift(shop)
+    caplog.clear()
     outcome = reconciled(shop)
     assert (outcome.verdict, outcome.healed, outcome.different) == (Verdict.EQUAL, 40 + 20 + 5 + 10, 0)
     assert shop.rows() == shop.source_rows()
@@ -73,6 +80,7 @@ def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop) -> N
         assert last["summary"]["added-records"] == "65", "the rows that the table lacked, or had otherwise"
     assert shop.catches_up(), "the sink goes on from its position"
     assert reconciled(shop).healed == 0
+    assert "key index" not in caplog.text, "nobody had to build it again"
 
 
 def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
@@ -91,6 +99,17 @@ def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCap
         assert wait_until(lambda: shop.rows() == shop.source_rows())
     assert "another run with the same sink id" not in caplog.text
     assert "rows were corrected by rowdelta reconcile. It is opened again." in caplog.text
+
+
+def test_rows_that_do_not_fit_stay_as_they_are_and_are_told(shop: Shop) -> None:
+    shop.postgres.execute(f"UPDATE {shop.table} SET name = '7' WHERE id <= 10")
+    assert wait_until(shop.catches_up)
+    shop.spark.sql(f"ALTER TABLE {shop.target} DROP COLUMN name")
+    shop.spark.sql(f"ALTER TABLE {shop.target} ADD COLUMN name bigint")
+    outcome = reconciled(shop)
+    assert (outcome.verdict, outcome.healed, outcome.different) == (Verdict.DIFFERENT, 10, 4_990)
+    rows = shop.spark.table(shop.target)
+    assert (rows.count(), rows.where("name = 7").count()) == (5_000, 10)
 
 
 def test_what_can_not_be_corrected_is_refused(shop: Shop) -> None:
