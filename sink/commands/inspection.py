@@ -267,9 +267,9 @@ def _plan(
         key = table_key(config, resolved, table, sample)
         types = inferred_columns(config, section, table, sample)
         plan = plan_table(catalogs, config, with_key(resolved, key), table, types)
-        if config.source.type == "kafka" and key.configured and not key.messages:
+        if config.source.has_topics and key.configured and not key.messages:
             key = replace(key, messages=tuple(fields for fields in sample.message_keys() if fields))
-        is_asked = config.source.type == "kafka" and formats.find(config.source.format).NAMES_TABLE
+        is_asked = config.source.has_topics and formats.find(config.source.format).NAMES_TABLE
         return plan, key, sample.source_tables() if is_asked else {}
     except (ConfigError, TableError, NoMessagesError) as error:
         return error

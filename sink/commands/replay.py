@@ -106,7 +106,7 @@ def replay(spark: SparkSession, config: Config, selection: Selection, force: boo
         records that were applied when they arrived.
     :raises RowdeltaError: nothing of that table was changed, unless the message says otherwise.
     """
-    if config.source.type != "kafka":
+    if not config.source.has_topics:
         raise ConfigError(
             "replay reads what came after a bad record from Kafka, and source.type is files. Write the corrected "
             "records into a new change file instead; then delete the dead letters by SQL."

@@ -59,7 +59,7 @@ class Reset:
             yield "Its rows stay, and the source is applied to them. Rows whose deletion it no longer has stay too."
         if self.config.sink.on_bad_record == "dead-letter":
             yield f"Its dead letters stay in {self.config.dead_letter_table}, and none is written there twice."
-        if self.config.source.type == "kafka":
+        if self.config.source.has_topics:
             options = {name.lower(): value for name, value in self.config.source.options.items()}
             start = options.get("startingtimestamp") or options.get("startingoffsets") or "the earliest message"
             yield f"The next run reads topic {source} from {start} on."

@@ -173,7 +173,7 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
     assert wanted is not None
     key = table_key(config, resolved, target, SparkSample(spark, config, section, open_source(spark, config, {})))
     plan = plan_table(catalogs, config, with_key(resolved, key), target)
-    topic = Topic(spark, config, plan) if config.source.type == "kafka" else None
+    topic = Topic(spark, config, plan) if config.source.has_topics else None
     source = _source(spark, resolved, wanted, config.source.database)
     try:
         patience = Patience(wanted.settle_seconds, timeout)

@@ -28,6 +28,8 @@ def check_folders(spark: SparkSession | None, config: Config) -> None:
 
 def _folders(config: Config) -> Iterator[tuple[str, str]]:
     yield "sink.checkpoint", config.sink.checkpoint
+    if config.source.buffer is not None:
+        yield "source.buffer", config.source.buffer
     if config.index is not None and config.index.location is not None:
         yield "index.location", config.index.location
     for name in config.catalogs:

@@ -8,6 +8,7 @@ from pydantic import AfterValidator, BeforeValidator, Field, field_validator, mo
 from changelog import formats
 from sink.config.base import Section, Text, as_text
 from sink.config.intervals import Interval, examples, is_interval, seconds_of
+from sink.config.local_paths import local_path
 from sink.config.options import MisplacedError, at, check_source, did_you_mean
 
 _READY_SECONDS = 600.0
@@ -131,11 +132,22 @@ class DatabaseSection(Section):
         return self
 
 
-class SourceSection(Section):
-    """`source:` where changes come from, and their format."""
+_CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
+_OURS = re.compile(r"name|rowdelta\..*|offset\..*|converter\..*|(key|value|header)\.converter(?!\.schemas\.enable$).*")
+"""Fits properties of a connector that the sink sets itself."""
 
-    type: Literal["kafka", "files"]
+
+class SourceSection(Section):
+    """`source:` where changes come from, and their format.
+
+    :param connector: properties of Debezium's connector (`type: debezium`).
+    :param buffer: the folder into which Debezium's engine writes, and from which the sink reads.
+    """
+
+    type: Literal["kafka", "files", "debezium"]
     format: str
+    connector: dict[str, Text] = Field(default_factory=dict)
+    buffer: str | None = None
     options: dict[str, Text] = Field(default_factory=dict)
     format_options: dict[str, Text | Annotated[tuple[Text, ...], Field(min_length=1)]] = Field(default_factory=dict)
     discovery_interval: Interval = "1 minute"
@@ -150,6 +162,47 @@ class SourceSection(Section):
                 f"{', '.join(formats.names())}"
             )
         return value
+
+    @model_validator(mode="before")
+    @classmethod
+    def _format_of_debezium(cls, values: Any) -> Any:
+        if isinstance(values, dict) and values.get("type") == "debezium":
+            return {"format": "debezium-json"} | values
+        return values
+
+    @model_validator(mode="after")
+    def _connector_fits(self) -> Self:
+        if self.type != "debezium":
+            for name in ("connector", "buffer"):
+                if getattr(self, name):
+                    raise MisplacedError(f"{name} is for type: debezium, and type is {self.type}. Leave it out", name)
+            return self
+        if self.options:
+            raise MisplacedError(
+                "got options, which type: debezium doesn't have. Write properties of the connector into connector",
+                "options",
+            )
+        if self.format.endswith("avro"):
+            raise MisplacedError(f"got {self.format}, but Debezium's engine writes JSON here", "format")
+        if self.buffer is None or local_path(self.buffer) is None:
+            raise MisplacedError(
+                f"got {self.buffer}, expected a folder of this machine such as ./state/buffer: "
+                "Debezium's engine writes into it",
+                "buffer",
+            )
+        made = self.connector.get("connector.class")
+        if made != _CONNECTOR:
+            raise MisplacedError(
+                f"connector.class: got {made}, expected {_CONNECTOR}, so far the only one", "connector"
+            )
+        if "topic.prefix" not in self.connector:
+            raise MisplacedError(
+                "topic.prefix is missing. Topics are named <topic.prefix>.<schema>.<table>", "connector"
+            )
+        for name in self.connector:
+            if _OURS.fullmatch(name):
+                raise MisplacedError("the sink sets this property itself. Leave it out", "connector", name)
+        return self
 
     @model_validator(mode="after")
     def _format_options_fit(self) -> Self:
@@ -171,6 +224,11 @@ class SourceSection(Section):
         with at("options"):
             check_source(self.options, files=self.type == "files")
         return self
+
+    @property
+    def has_topics(self) -> bool:
+        """Whether records have topics and offsets; else they are in files."""
+        return self.type != "files"
 
     @property
     def discovery_seconds(self) -> float:

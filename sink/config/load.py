@@ -143,6 +143,8 @@ def _path_entries(values: dict[str, Any]) -> Iterator[tuple[dict[str, Any], str]
     sink, source, catalogs = values.get("sink"), values.get("source"), values.get("catalogs")
     if isinstance(sink, dict) and "checkpoint" in sink:
         yield sink, "checkpoint"
+    if isinstance(source, dict) and "buffer" in source:
+        yield source, "buffer"
     if isinstance(values.get("index"), dict) and "location" in values["index"]:
         yield values["index"], "location"
     if isinstance(catalogs, dict):

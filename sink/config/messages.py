@@ -143,7 +143,7 @@ def _example(path: tuple[str | int, ...]) -> str:
     examples: dict[tuple[str, ...], str] = {
         ("sink", "id"): ", for example `id: shop`",
         ("sink", "checkpoint"): ", for example `checkpoint: ./state/shop`",
-        ("source", "type"): ": kafka or files",
+        ("source", "type"): ": kafka, files or debezium",
         ("source", "format"): ", for example `format: debezium-json`",
     }
     return examples.get(tuple(str(p) for p in path), "")

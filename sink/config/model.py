@@ -186,7 +186,7 @@ class Config(Section):
         self._check_places()
         if self.source.type == "kafka":
             self._check_kafka()
-        else:
+        elif self.source.type == "files":
             self._check_files()
         return self
 
@@ -298,6 +298,8 @@ class Config(Section):
         own = {("sink", "checkpoint"): self.sink.checkpoint}
         if self.index is not None and self.index.location is not None:
             own["index", "location"] = self.index.location
+        if self.source.buffer is not None:
+            own["source", "buffer"] = self.source.buffer
         taken: list[tuple[str, str, tuple[str | int, ...]]] = []
         for number, table in enumerate(self.tables):
             if table.is_pattern:

@@ -24,8 +24,9 @@ from sink.errors import ConfigError, DataError, RowdeltaError, TableError, Tempo
 from sink.run.maintenance import Maintenance
 from sink.run.sampling import Sampling
 from sink.run.supervisor import Member, Supervisor, is_harmless
+from sink.sources.buffer import BufferSource, topics_source
+from sink.sources.engine import Engine
 from sink.sources.files import FilesSource
-from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source, Stream
 from sink.spark.interrupts import jvms
 from sink.spark.java_errors import JAVA_ERRORS
@@ -37,6 +38,7 @@ log = logging.getLogger("rowdelta")
 
 _POLL_SECONDS = 0.2
 _END_SECONDS = 30.0
+_TEND_SECONDS = 5.0
 
 
 @dataclass
@@ -73,10 +75,13 @@ class Pipeline:
         if config.sink.trigger != "available-now":
             start_workers(spark)
         changelogs: dict[str, ChangelogSpec] = {}
+        self._engine = Engine(spark, config) if config.source.type == "debezium" else None
+        if self._engine is not None and config.sink.trigger == "available-now":
+            self._engine.catch_up()
         self._source = open_source(spark, config, changelogs)
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
         self._has_patterns = any(table.may_find_more for table in config.tables)
-        self._looked_at = self._began_at = time.monotonic()
+        self._looked_at = self._tended_at = self._began_at = time.monotonic()
         try:
             found = find_tables(config, self._source, remember=True)
             self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(found)))
@@ -98,6 +103,8 @@ class Pipeline:
         maintenance = Maintenance(self._spark, self._config, self._supervisor)
         try:
             self._raise_if_over()
+            if self._engine is not None and self._config.sink.trigger != "available-now":
+                self._engine.start()
             working = self._supervisor.working()
             known = any(member.sink and member.sink.position for member in working)
             for member in self._supervisor.members.values():
@@ -115,6 +122,7 @@ class Pipeline:
             broken = self._supervisor.broken()
             if broken:
                 raise self._failure(broken)
+            self._remove_applied()
         except RowdeltaError:
             self._stopping = True
             maintenance.stop()
@@ -123,6 +131,8 @@ class Pipeline:
         finally:
             self._stopping = True
             maintenance.stop()
+            if self._engine is not None:
+                self._engine.stop()
             if sampling is not None:
                 sampling.stop()
             self._supervisor.close()
@@ -293,6 +303,7 @@ class Pipeline:
         retried = False
         while not self._stopping:
             self._observer(LoopTurned())
+            self._tend_buffer()
             for run in list(self._runs):
                 # each query is asked in turn, so that a failed one is noticed while others run on; handling one failure
                 # may end other queries
@@ -319,6 +330,25 @@ class Pipeline:
             for run in self._runs:
                 if run.error is not None and not run.over:
                     raise self._explain(run.error)
+
+    def _tend_buffer(self) -> None:
+        """Remove what all tables have passed, now and then.
+
+        :raises RowdeltaError: nothing comes into the buffer any more.
+        """
+        if self._engine is None:
+            return
+        self._engine.raise_error()
+        if time.monotonic() - self._tended_at >= _TEND_SECONDS:
+            self._tended_at = time.monotonic()
+            self._remove_applied()
+
+    def _remove_applied(self) -> None:
+        if isinstance(self._source, BufferSource):
+            members = self._supervisor.members.values()
+            self._source.remove_applied(
+                [(member.resolved.section, member.sink.position if member.sink else None) for member in members]
+            )
 
     def _has_ended(self, run: StartedQuery) -> bool:
         assert run.query is not None
@@ -449,8 +479,8 @@ def open_source(spark: SparkSession, config: Config, changelogs: dict[str, Chang
 
     :param changelogs: the tables' changelogs, by target. A source of files needs them for the files' schema.
     """
-    if config.source.type == "kafka":
-        return KafkaSource(spark, config)
+    if config.source.has_topics:
+        return topics_source(spark, config)
     return FilesSource(spark, config, changelogs)
 
 

@@ -231,7 +231,7 @@ class Supervisor:
         behind = self._source.behind([(section, sink.position) for section, sink in open_tables])
         return Lags(
             {section.target: behind[section.id] for section, _ in open_tables if section.id in behind},
-            "messages" if self._config.source.type == "kafka" else "files",
+            "messages" if self._config.source.has_topics else "files",
         )
 
     def broken(self) -> list[Member]:
@@ -275,7 +275,7 @@ class Supervisor:
             self.dead_letters = open_dead_letters(self._spark, self._config)
         self._each(members, self._open, "opened")
         unseen = [member.opened for member in members if member.opened and member.opened.stated.awaits_keys]
-        if self._config.source.type == "kafka" and unseen:
+        if self._config.source.has_topics and unseen:
             Thread(target=self._compare_keys, args=(unseen,), name="rowdelta-keys", daemon=True).start()
         return [member for member in members if member.opened is not None]
 

@@ -15,6 +15,7 @@ import time
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from typing import Any
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JJavaError
@@ -154,11 +155,7 @@ class KafkaSource(Topics):
         return failures
 
     def streams(self, tables: Sequence[TableSection]) -> Sequence[Stream]:
-        self._generation = self._folder.new_generation()
-        self._read = None
-        self._caught_up = {}
-        self._starts = {table.id: self._starts[table.id] for table in tables}
-        self._begin = _first_of(self._starts.values())
+        location = self._begin_generation(tables)
         options = READ_OPTIONS | {n: value for n, value in self._options.items() if n.lower() not in _OWN_OPTIONS}
         frame = (
             self._spark.readStream.format("kafka")
@@ -168,8 +165,16 @@ class KafkaSource(Topics):
             .option("includeHeaders", self._with_headers)
             .load()
         )
-        location = self._folder.location(self._generation)
-        return [Stream(self._config.sink.id, _records(frame, self._headers), location, tuple(tables))]
+        return [Stream(self._config.sink.id, raw_records(frame, self._headers), location, tuple(tables))]
+
+    def _begin_generation(self, tables: Sequence[TableSection]) -> str:
+        """Let a new stream begin where `locate` decided. Returns the folder of its checkpoint."""
+        self._generation = self._folder.new_generation()
+        self._read = None
+        self._caught_up = {}
+        self._starts = {table.id: self._starts[table.id] for table in tables}
+        self._begin = _first_of(self._starts.values())
+        return self._folder.location(self._generation)
 
     def start_position(self, table: TableSection) -> Position | None:
         return position_of(table, self._starts[table.id])
@@ -358,7 +363,7 @@ class KafkaSource(Topics):
             .load()
         )
         # here, below the columns' selection: Spark forgets it where a shuffle follows at once (`CollapseRepartition`)
-        return _records(own if tasks is None else own.coalesce(tasks), self._headers)
+        return raw_records(own if tasks is None else own.coalesce(tasks), self._headers)
 
     def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
         """The offsets where a micro-batch begins and ends, by topic. They are read once for all tables."""
@@ -428,11 +433,11 @@ class KafkaSource(Topics):
             earliest, latest = admin.limits(topics_of(tables))
         return [table.id for table in tables if any(latest.get(topic) != earliest.get(topic) for topic in table.topics)]
 
-    def _admin(self) -> "_Admin":
+    def _admin(self) -> Any:
         return _Admin(self._spark, self._options)
 
 
-def _records(frame: DataFrame, headers: Sequence[str]) -> DataFrame:
+def raw_records(frame: DataFrame, headers: Sequence[str]) -> DataFrame:
     """Raw records from the columns of Spark's Kafka source.
 
     :param headers: names of headers with `HEADERS` before them. Of several of a name, the last one counts.

@@ -108,7 +108,7 @@ def settings(config: Config) -> dict[str, str]:
         **WORKERS_KEEP_MEMORY,
         **scheduling(),
     }
-    if config.source.type == "files":
+    if config.source.type != "kafka":
         # Spark adds this cost to the total size, from which it computes a task's size, but not to each file when it
         # fills tasks. With its default, one task would get many small files, or two of 4 MB.
         defaults["spark.files.openCostInBytes"] = "1"

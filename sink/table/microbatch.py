@@ -164,7 +164,7 @@ class TableSink:
 
     @property
     def _is_of_topics(self) -> bool:
-        return self._config.source.type == "kafka"
+        return self._config.source.has_topics
 
     @property
     def has_committed(self) -> bool:

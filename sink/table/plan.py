@@ -254,7 +254,7 @@ def inferred_columns(
     if table is not None or section.columns is not None:
         return None
     found = sample.columns()
-    if found is None and config.source.type == "kafka" and sample.is_empty:
+    if found is None and config.source.has_topics and sample.is_empty:
         raise NoMessagesError(section.target, section.source)
     return None if found is None else declared_types(section, found)
 

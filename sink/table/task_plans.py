@@ -62,7 +62,7 @@ class TaskPlans:
             begun.operation,
             section.target,
             self._dead_letters.spec if self._dead_letters else None,
-            (order_column(place), order_column(place + 1)) if self._config.source.type == "kafka" else None,
+            (order_column(place), order_column(place + 1)) if self._config.source.has_topics else None,
             index,
             lasting=files_last(section),
             order=self._plan.order,

@@ -6,7 +6,7 @@ from typing import Any
 from pyspark.sql import DataFrame, SparkSession
 
 from sink.config import Config
-from sink.sources.kafka import KafkaSource
+from sink.sources.buffer import topics_source
 from sink.sources.source import Position
 from sink.sources.topics import Offsets
 from sink.spark.changes import is_bad, is_truncate
@@ -43,7 +43,7 @@ class Topic:
     def __init__(self, spark: SparkSession, config: Config, plan: TablePlan) -> None:
         self.name = plan.section.source
         self._table = plan.section
-        self._source = KafkaSource(spark, config)
+        self._source = topics_source(spark, config)
         self._decoder = RecordDecoder(config, plan, _ignore, _ignore, _BATCH_ROWS)
 
     def ends(self) -> Offsets:

@@ -79,7 +79,7 @@ def test_the_example_loads_with_its_defaults(tmp_path: Path) -> None:
             r":16: tables\[0\]\.group: this key is gone\. Each table is committed by itself\. Leave the key out\.",
         ),
         ("  id: shop\n", "", r":1: sink\.id: missing\. Add it, for example `id: shop`"),
-        ("  type: kafka", "  type: rabbit", r":5: source\.type: got 'rabbit', expected 'kafka' or 'files'"),
+        ("  type: kafka", "  type: rabbit", r":5: source\.type: got 'rabbit', expected 'kafka', 'files' or 'debezium'"),
         ("    key: [id]", "    key: id", r":15: tables\[0\]\.key: got 'id', expected a list: \[id\]"),
         ("    key: [id]", "    key: []", r":15: tables\[0\]\.key: got a list of 0, expected at least 1"),
         ("    key: [id]", "    key: [id, id]", r":15: tables\[0\]\.key: key names a column twice"),
@@ -299,6 +299,41 @@ def test_text_that_yaml_takes_for_a_date_of_no_calendar(tmp_path: Path) -> None:
 def test_contradictions_are_refused(tmp_path: Path, before: str, after: str, expected: str) -> None:
     assert before in FILES
     assert expected in refusal(tmp_path, FILES.replace(before, after, 1))
+
+
+DEBEZIUM = """
+sink: {id: shop, checkpoint: ./state, trigger: 1 second}
+source:
+  type: debezium
+  connector:
+    connector.class: io.debezium.connector.postgresql.PostgresConnector
+    topic.prefix: shop
+  buffer: ./state/buffer
+catalogs: {lake: {type: hadoop, warehouse: ./warehouse}}
+tables: [{source: shop.public.orders, target: lake.shop.orders}]
+"""
+
+
+@pytest.mark.parametrize(
+    ("before", "after", "expected"),
+    [
+        ("./state/buffer", "s3://bucket/buffer", "expected a folder of this machine such as ./state/buffer"),
+        ("./state/buffer", "./warehouse/shop/orders/b", "which is for table lake.shop.orders. Name a folder elsewhere"),
+        ("  buffer: ./state/buffer\n", "", "source.buffer: got None, expected a folder of this machine"),
+        ("postgresql.PostgresConnector", "oracle.OracleConnector", "so far the only one"),
+        ("    topic.prefix: shop\n", "", "topic.prefix is missing"),
+        ("topic.prefix", "offset.storage: x\n    topic.prefix", "the sink sets this property itself. Leave it out"),
+        ("topic.prefix", "value.converter: x\n    topic.prefix", "the sink sets this property itself. Leave it out"),
+        ("type: debezium", "type: debezium\n  format: debezium-avro", "but Debezium's engine writes JSON here"),
+        ("type: debezium", "type: debezium\n  options: {subscribe: t}", "which type: debezium doesn't have"),
+        ("type: debezium", "type: files\n  format: row-kind", "connector is for type: debezium, and type is files"),
+    ],
+)
+def test_debeziums_engine_gets_what_it_needs(tmp_path: Path, before: str, after: str, expected: str) -> None:
+    source = load_text(tmp_path, DEBEZIUM).source
+    assert (source.format, source.buffer) == ("debezium-json", str(tmp_path / "state" / "buffer"))
+    assert before in DEBEZIUM
+    assert expected in refusal(tmp_path, DEBEZIUM.replace(before, after, 1))
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:

@@ -1,0 +1,281 @@
+"""Runs Debezium's engine, which appends a database's changes to the *buffer*: a folder that stands for Kafka.
+
+The engine runs in a JVM of its own, with jars of its own. `Engine.java` is all of it that is ours. Java compiles no
+source without a JDK, so Janino does it, which Spark brings along. A compiled copy would have to be compared with its
+source, and to call Debezium from Python through py4j would take a round trip for each event.
+
+The buffer has
+
+- `topics/<topic>/<first offset>-<milliseconds>.tsv`: a segment, with a line for each event: its offset, the time, the
+  key, the headers and the value. The last three are JSON, or empty.
+- `error.txt`: why the engine has ended, until it works again
+- `state.json`: `{"id": …, "ends": {topic: next offset}, "offsets": …}`. What it says is in the buffer; the offsets are
+  the engine's own.
+
+A batch of the engine is a segment for each of its topics. They are made durable first, and then, by one rename, the
+state with their ends and the engine's offset. So the offset is never ahead of the events, nor behind: segments beyond
+the ends are removed when the engine starts, and nobody has read them. Each event is in the buffer once.
+
+The engine rolls segments by size and time as it makes batches, by `max.batch.size` and `poll.interval.ms`. It gets its
+properties, with the passwords, by a pipe: they are in no file and no command line. When the pipe is closed, it ends,
+also if the sink was killed.
+"""
+
+import hashlib
+import json
+import logging
+import os
+import re
+import subprocess
+import threading
+import time
+from collections import deque
+from collections.abc import Iterator, Sequence
+from contextlib import suppress
+from pathlib import Path
+
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import ConfigError, RowdeltaError, TemporaryError
+from sink.redaction import masked
+from sink.spark import cache, jars
+from sink.spark import versions as spark_versions
+from sink.spark.java_errors import JAVA_ERRORS, java_message
+
+log = logging.getLogger("rowdelta")
+
+_VERSION = "3.6.1.Final"
+_PACKAGES = (
+    f"io.debezium:debezium-embedded:{_VERSION}",
+    f"io.debezium:debezium-connector-postgres:{_VERSION}",
+    "org.slf4j:slf4j-simple:1.7.36",  # or the connector's errors would be nowhere
+)
+_DEFAULTS = {
+    "plugin.name": "pgoutput",
+    # with its schema a message tells the exact types of its columns
+    "key.converter.schemas.enable": "false",
+    "value.converter.schemas.enable": "true",
+    "poll.interval.ms": "500",
+    "max.batch.size": "8192",
+    "max.queue.size": "32768",
+    # so that the database can remove its log also if only other tables change
+    "heartbeat.interval.ms": "10000",
+}
+"""Unless the configuration has others."""
+LAST_ERROR = "error.txt"
+"""The file of the buffer that says why the engine has ended, until it works again."""
+_SHOWN_LINES = 5
+_FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
+_END_SECONDS = 10.0
+_ATTEMPTS = 3
+"""So often a run that ends by itself starts an engine that the database doesn't answer."""
+_PASSING = re.compile(
+    "refused|timed? ?out|terminat|reset|closed|shutting down|starting up|recovery|unreachable|unknown ?host|no route"
+    "|is active for|too many|i/o error",
+    re.IGNORECASE,
+)
+"""Fits errors after which another attempt may work."""
+
+
+class Engine:
+    """The engine's process, which is started again when it ends.
+
+    :param spark: its Ivy finds the engine's jars.
+    """
+
+    def __init__(self, spark: SparkSession, config: Config) -> None:
+        assert config.source.buffer is not None
+        self._config = config
+        self._buffer = Path(config.source.buffer)
+        self._spark = spark
+        self._process: subprocess.Popen[str] | None = None
+        self._ending = threading.Event()
+        self._polled = False
+        self._error: RowdeltaError | None = None
+        self._thread = threading.Thread(target=self._run, name="rowdelta-engine", daemon=True)
+
+    def catch_up(self) -> None:
+        """Run until the buffer has what is in the database's log at the moment.
+
+        :raises RowdeltaError: why it can't.
+        """
+        command = self._command()
+        for attempt in range(1, _ATTEMPTS + 1):
+            error = self._run_once(command, until_caught_up=True)
+            if error is None:
+                return
+            if attempt == _ATTEMPTS or not isinstance(error, TemporaryError):
+                raise error
+            log.warning("%s", error)
+            time.sleep(_FIRST_PAUSE * attempt)
+
+    def start(self) -> None:
+        """Run until `stop`."""
+        self._thread.start()
+
+    def raise_error(self) -> None:
+        """:raises RowdeltaError: the engine has ended, and another attempt makes no sense."""
+        if self._error is not None:
+            raise self._error
+
+    def stop(self) -> None:
+        self._ending.set()
+        self._close()
+        if self._thread.ident is not None:
+            self._thread.join(2 * _END_SECONDS)
+
+    def _run(self) -> None:
+        pause = _FIRST_PAUSE
+        try:
+            command = self._command()
+            while not self._ending.is_set():
+                began, had_polled = time.monotonic(), self._polled
+                self._polled = False
+                error = self._run_once(command, until_caught_up=False)
+                if self._ending.is_set() or error is None:
+                    return
+                # one that has worked is tried once more, whatever it says
+                if not isinstance(error, TemporaryError) and not self._polled and not had_polled:
+                    raise error
+                pause = _FIRST_PAUSE if time.monotonic() - began > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
+                log.warning("%s Debezium's engine is started again in %.0f s.", error, pause)
+                self._ending.wait(pause)
+        except RowdeltaError as error:
+            self._error = error
+        except OSError as error:
+            self._error = TemporaryError(f"source.buffer: Debezium's engine can't run: {error}. Run again.")
+
+    def _run_once(self, command: Sequence[str], *, until_caught_up: bool) -> RowdeltaError | None:
+        """Run one process to its end. Returns why it ended, if nobody wanted it."""
+        self._buffer.mkdir(mode=0o700, parents=True, exist_ok=True)
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            encoding="utf-8",
+            errors="replace",
+            start_new_session=True,  # Ctrl-C is for the sink, which stops it
+        )
+        self._process = process
+        if self._ending.is_set():
+            self._close()
+        assert process.stdin is not None
+        assert process.stdout is not None
+        assert process.stderr is not None
+        complaints, reason, caught_up = deque[str](maxlen=_SHOWN_LINES), "", False
+        reader = threading.Thread(target=_keep_errors, args=(process.stderr, complaints), daemon=True)
+        reader.start()
+        try:
+            with suppress(OSError, ValueError):  # it has ended: then it says why
+                process.stdin.write(json.dumps(self._properties(until_caught_up)) + "\n")
+                process.stdin.flush()
+            for line in process.stdout:
+                what, _, rest = line.strip().partition(" ")
+                if what == "polling":
+                    self._polled = True
+                    (self._buffer / LAST_ERROR).unlink(missing_ok=True)
+                    log.info("Debezium's engine reads the database's log into %s", self._buffer)
+                elif what == "failed":
+                    reason = json.loads(rest)
+                elif what == "caught":
+                    caught_up = True
+                    break
+        finally:
+            self._close()
+            reader.join(_END_SECONDS)
+            process.stdout.close()
+            process.stderr.close()
+        if caught_up or self._ending.is_set():
+            return None
+        text = masked("; ".join(dict.fromkeys([reason, *complaints]) if reason else complaints))
+        text = f"source.connector: Debezium's engine has ended: {text or f'exit code {process.returncode}'}."
+        (self._buffer / LAST_ERROR).write_text(text, encoding="utf-8")
+        if self._polled or _PASSING.search(text):
+            return TemporaryError(text)
+        return ConfigError(f"{text} Correct source.connector, or the database.")
+
+    def _close(self) -> None:
+        """Have the process end soon."""
+        process = self._process
+        if process is not None and process.stdin is not None:
+            with suppress(OSError):
+                process.stdin.close()
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(_END_SECONDS)
+                return
+            process.kill()
+            process.wait()
+
+    def _properties(self, until_caught_up: bool) -> dict[str, str]:
+        own = {
+            "name": self._config.sink.id,
+            "offset.storage": "Engine$Store",
+            # while the state is written no further batch may begin
+            "offset.flush.timeout.ms": "600000",
+            "key.converter.replace.null.with.default": "false",
+            "value.converter.replace.null.with.default": "false",
+            "rowdelta.buffer": str(self._buffer),
+        }
+        if until_caught_up:
+            own["rowdelta.until.caught.up"] = "true"
+        return _DEFAULTS | self._config.source.connector | own
+
+    def _command(self) -> list[str]:
+        home = spark_versions.home() / "jars"
+        compiler = [*home.glob("janino-*.jar"), *home.glob("commons-compiler-*.jar")]
+        classpath = [*compiler, *_jars(self._spark)]
+        java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
+        return [
+            *(java, "-Xmx1g", "-XX:+UseSerialGC"),
+            "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
+            "-Dorg.slf4j.simpleLogger.showThreadName=false",
+            "-Dorg.slf4j.simpleLogger.showLogName=false",
+            "-Dorg.codehaus.janino.UnitCompiler.defaultTargetVersion=8",  # with calls of static methods of interfaces
+            *("-cp", os.pathsep.join(map(str, classpath))),
+            "org.codehaus.janino.JavaSourceClassLoader",
+            *("-sourcepath", str(Path(__file__).parent), "Engine"),
+        ]
+
+
+def _keep_errors(lines: Iterator[str], kept: deque[str]) -> None:
+    """Keep what says why: errors of the log, and their causes without the stacks."""
+    for line in lines:
+        found = re.match(
+            r"(?:ERROR |(?:Caused by|Exception in thread \"\w+\"): ?|[\w.]+(?:Exception|Error): )(.*)", line
+        )
+        if found is not None:
+            kept.append(found[1].strip())
+
+
+def _jars(spark: SparkSession) -> list[str]:
+    """The engine's jars. Spark's Ivy finds them as it does all others, with the same settings, and they are remembered.
+
+    :raises TemporaryError: they can't be downloaded.
+    """
+    folder = cache.folder("jars")
+    name = hashlib.sha256(json.dumps([*_PACKAGES, str(Path.home())]).encode()).hexdigest()[:32]
+    record = None if folder is None else folder / f"engine-{name}.json"
+    with suppress(OSError, ValueError, TypeError):
+        if record is not None:
+            known = [jars.Jar(**jar) for jar in json.loads(record.read_text())]
+            if all(jars.stamp(jar.path) == jar for jar in known):
+                return [jar.path for jar in known]
+    log.info("downloading Debezium's engine %s", _VERSION)
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    found = dict[str, None]()
+    for each in _PACKAGES:
+        uri = jvm.java.net.URI.create(f"ivy://{each}")
+        try:
+            resolved = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri)
+        except JAVA_ERRORS as error:
+            raise TemporaryError(
+                f"source.type: {each} can't be downloaded: {java_message(error)}. Run again."
+            ) from None
+        found |= dict.fromkeys(str(resolved.mkString("\n")).split("\n"))
+    if record is not None:
+        cache.write(record, json.dumps([vars(jars.stamp(path)) for path in found]))
+    return list(found)
