@@ -43,9 +43,11 @@ def own_position(
 
 
 def amended(table: TableView, prefix: str, operation: str) -> tuple[str, ...]:
-    """What a correction amends: `operation`, and what this has corrected itself. A run may have gone on from any."""
+    """What a correction amends: `operation`, the newest one (the table may have been taken back), and what this has
+    amended itself. A run may have gone on from any.
+    """
     known = json.loads(table.property(f"{prefix}.position") or "{}")
-    return (*(known.get("amends", ()) if known.get("operation") == operation else ()), operation)
+    return tuple(dict.fromkeys([*known.get("amends", ()), known.get("operation", operation), operation]))
 
 
 def others_positions(table: TableView, prefix: str) -> dict[str, str]:

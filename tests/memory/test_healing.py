@@ -46,6 +46,20 @@ def test_a_run_goes_on_after_each_correction(tmp_path: Path, restarted_after: in
     assert table.rows == {1: 22, 2: 30}
 
 
+def test_a_run_goes_on_if_the_table_was_taken_back_before_a_correction(tmp_path: Path) -> None:
+    table = Healed(tmp_path)
+    table.apply(table.run(), (RowKind.INSERT, 1, 10))
+    before = table.store.current
+    table.apply(table.run(), (RowKind.INSERT, 1, 20))
+    run = table.run()
+    table.store.current = before
+    table.heal((RowKind.INSERT, 2, 10))
+    with pytest.raises(AmendedError):
+        table.apply(run, (RowKind.INSERT, 3, 30))
+    table.apply(table.run(), (RowKind.INSERT, 3, 30))
+    assert table.rows == {1: 10, 2: 10, 3: 30}
+
+
 def test_a_correction_is_not_late_and_other_changes_still_are(tmp_path: Path) -> None:
     """Whatever the order values of the table's rows: the source may have been restored from a backup. What was deleted
     before stays known, and what the correction deletes too.
