@@ -76,6 +76,7 @@ class _Reconciling:
             closing(Postgres(self._spark, database, name, PATH)) as source,
             closing(TableRows(self._spark, config, database, name, sink.plan)) as rows,
         ):
+            source.note_log_position()  # a replica may lack what the table has already
             healing = Healing(self._opened, source, rows, topic, config.load.connections, config.load.part_rows)
             patience = Patience(5.0 if verify is None else verify.settle_seconds, timeout)
             prefix = property_prefix(config)

@@ -122,6 +122,12 @@ def test_what_can_not_be_corrected_is_refused(shop: Shop) -> None:
         shop.entry = entry
         with pytest.raises(ConfigError, match=message):
             reconciled(shop)
+    shop.entry = {}
+    shop.postgres.execute("CREATE FUNCTION pg_is_in_recovery() RETURNS bool RETURN true")
+    shop.database["url"] = f"{shop.postgres.jdbc_url}?currentSchema=public,pg_catalog"
+    with pytest.raises(ConfigError, match="is on a replica"):
+        reconciled(shop)
+    shop.postgres.execute("DROP FUNCTION public.pg_is_in_recovery")
     shop.entry = {"target": f"{shop.target}_2"}
     with pytest.raises(TableError, match="does not exist yet"):
         reconciled(shop)
