@@ -27,8 +27,8 @@ class Load:
     def __init__(self, spark: SparkSession, config: Config, names: Sequence[str]) -> None:
         if config.source.type != "kafka":
             raise ConfigError(
-                "source.type is files, and load goes on with the changes of a topic. Write the rows of the first copy "
-                "into a change file."
+                f"source.type: got {config.source.type}, expected kafka for a load, which goes on with changes of "
+                "a topic. Of files, write the first copy into a change file; Debezium's engine makes a snapshot itself."
             )
         if config.source.database is None:
             raise ConfigError(
