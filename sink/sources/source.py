@@ -97,6 +97,12 @@ class TableBatch:
     loaded: int | None = None
     heals: bool = False
 
+    @property
+    def work(self) -> str:
+        """What it is, for people, if it is no micro-batch of a stream."""
+        named = {"load": self.loaded is not None, "correction": self.heals, "purge": self.purges}
+        return next((name for name, holds in named.items() if holds), "replay")
+
 
 @dataclass(frozen=True)
 class Behind:

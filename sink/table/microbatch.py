@@ -431,7 +431,7 @@ class TableSink:
                     if refused is not None:
                         written, request = self._after(refused, written, request, retries, of_letters)
                 if written is not None and request is not None and refused is None:
-                    self._see_committed(batch_id, written, request, time.monotonic() - started)
+                    self._see_committed(batch_id, batch, written, request, time.monotonic() - started)
                     return written
             except SchemaEvolvedError:
                 self._open.observer(CommitRefused(self.table.name, "schema"))
@@ -551,11 +551,14 @@ class TableSink:
         self._scratch.keep()
         self._prepared.keep()
 
-    def _see_committed(self, batch_id: int | None, written: Written, request: ChangeSet, commit_seconds: float) -> None:
+    def _see_committed(
+        self, batch_id: int | None, batch: TableBatch, written: Written, request: ChangeSet, commit_seconds: float
+    ) -> None:
         """Go on from what was committed."""
         self._keep()  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
-        log_committed(self.table.name, batch_id, written, request, commit_seconds, copies=self.plan.section.copies)
+        work = batch.work if batch_id is None else f"batch {batch_id}"
+        log_committed(self.table.name, work, written, request, commit_seconds, copies=self.plan.section.copies)
         deletes = 0 if request.index is None else request.index.delete_files
         self.upkeep.count(len(written.files) + deletes)
         self.written_bytes += written.bytes

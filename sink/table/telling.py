@@ -15,18 +15,17 @@ log = logging.getLogger("rowdelta")
 
 
 def log_committed(
-    table: str, batch_id: int | None, written: Written, request: ChangeSet, commit_seconds: float, *, copies: bool
+    table: str, work: str, written: Written, request: ChangeSet, commit_seconds: float, *, copies: bool
 ) -> None:
-    """:param batch_id: None if it is a replay of dead letters.
+    """:param work: what was committed, such as `batch 7`.
     :param commit_seconds: from the end of the tasks to the end of the commit.
     :param copies: whether the table has `deletes: copy-on-write`.
     """
     index, files = request.index, request.position.get("applied")
     part = "" if files is None else f", first {amount(files, 'file')}"
     log.info(
-        "%s %s: %s%s | write %d ms, commit %d ms, peak %s%s",
-        table,
-        "replay" if batch_id is None else f"batch {batch_id}{part}",
+        "%s %s%s: %s%s | write %d ms, commit %d ms, peak %s%s",
+        *(table, work, part),
         written.shown(copies=copies),
         "" if index is None or index.copied is None else f" | {index.copied.shown}",
         written.seconds * 1000,
@@ -36,10 +35,10 @@ def log_committed(
     )
     if written.untold:
         log.warning(
-            "%s batch %d: %d rows were set and then left for another key, and the messages don't tell which row left. "
+            "%s %s: %d rows were set and then left for another key, and the messages don't tell which row left. "
             "If the source checks keys at the end of a statement, rows may be missing. Let it log whole rows before a "
             "change (Postgres: REPLICA IDENTITY FULL)",
-            *(table, batch_id, written.untold),
+            *(table, work, written.untold),
         )
 
 

@@ -99,6 +99,7 @@ def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCap
         assert wait_until(lambda: shop.rows() == shop.source_rows())
     assert "another run with the same sink id" not in caplog.text
     assert "rows were corrected by rowdelta reconcile. It is opened again." in caplog.text
+    assert f"{shop.target} correction: " in caplog.text
 
 
 def test_rows_that_do_not_fit_stay_as_they_are_and_are_told(shop: Shop) -> None:
