@@ -208,8 +208,8 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         yield f"  lag: {next(lags)}"
         if (found_load := load_of(table, prefix)) is not None:
             load, so_far = found_load
-            is_behind = load.until is not None and source.is_ahead(load.until, position or {})
-            yield f"  load: {stage_of(load, so_far, is_behind=is_behind)}; {amount(so_far.rows, 'row')} loaded"
+            stage = stage_of(load, so_far, position, source.is_ahead)
+            yield f"  load: {stage}; {amount(so_far.rows, 'row')} loaded"
         if late := SinkState.read(table, prefix, section).late:
             yield f"  late: {amount(late, 'change')} left out so far"
         settings = maintenance_of(config, section, table)

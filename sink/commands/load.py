@@ -85,8 +85,7 @@ class Load:
             return f"{section.target}: not loaded"
         load, loaded = found
         position = position_in(table, self._prefix, section, table.position(self._prefix))
-        is_behind = load.until is not None and self._source.is_ahead(load.until, position or {})
-        stage = stage_of(load, loaded, is_behind=is_behind)
+        stage = stage_of(load, loaded, position, self._source.is_ahead)
         if stage == "equal":
             stage = "equal to the database as it was when the load ended"
         return f"{section.target}: {stage}; loaded {amount(loaded.rows, 'row')}, {seconds:,.0f} s"

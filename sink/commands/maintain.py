@@ -9,23 +9,18 @@ from pyspark.errors import PySparkException
 from pyspark.sql import SparkSession
 
 from changelog.amounts import amount, sized
+from sink.commands.beside_runs import open_beside_runs
 from sink.config import Config
 from sink.config.maintenance import age
 from sink.deadletters.upkeep import CHECKPOINT_SECONDS, open_upkeep
-from sink.errors import RowdeltaError, TableError, TemporaryError, summary
+from sink.errors import RowdeltaError, TemporaryError, summary
 from sink.printing import one_line
 from sink.redaction import masked
 from sink.run.maintenance import limits_of, options_of
 from sink.run.pipeline import open_source
-from sink.sources.source import Source
-from sink.spark.engine import SparkEngine
-from sink.spark.sample import SparkSample
-from sink.table.keys import table_key, with_key
 from sink.table.microbatch import TableSink
-from sink.table.patterns import ResolvedTable, chosen_tables, find_tables
-from sink.table.plan import plan_table
+from sink.table.patterns import chosen_tables, find_tables
 from sink.table.rewrite_plan import RewriteOptions, chosen
-from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import expiring
 from sink.targets.upkeep_values import Compacted, CompactionLimits
 
@@ -88,7 +83,7 @@ def maintain(
     for resolved in chosen_tables(find_tables(config, source), names):
         result = Maintained(resolved.section.target, dry_run)
         try:
-            sink = _opened(spark, config, resolved, source)
+            sink = open_beside_runs(spark, config, resolved, source)
             _maintain(sink, result, where, only_convert=only_convert)
         except RowdeltaError as error:
             result.error = error
@@ -117,18 +112,6 @@ def _dead_letters(spark: SparkSession, config: Config, *, dry_run: bool) -> Iter
     except RowdeltaError as error:
         result.error = error
     yield result
-
-
-def _opened(spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source) -> TableSink:
-    catalogs = Catalogs(spark, config)
-    if resolved.error is not None:
-        raise resolved.error
-    table = catalogs.load(resolved.section.target)
-    if table is None:
-        raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
-    key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
-    plan = plan_table(catalogs, config, with_key(resolved, key), table)
-    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
 
 
 def _maintain(sink: TableSink, result: Maintained, where: str | None, *, only_convert: bool) -> None:

@@ -5,22 +5,17 @@ from contextlib import closing
 
 from pyspark.sql import SparkSession
 
+from sink.commands.beside_runs import open_beside_runs
 from sink.config import Config, TableSection
 from sink.databases.postgres import Postgres
 from sink.databases.rows import PATH, TableRows
-from sink.databases.tables import database_table
+from sink.databases.tables import source_table
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError, summary
 from sink.run.pipeline import open_source
-from sink.sources.kafka import KafkaSource
 from sink.sources.source import Source
-from sink.spark.engine import SparkEngine
 from sink.spark.job_errors import JOB_ERRORS
-from sink.spark.sample import SparkSample
-from sink.table.keys import table_key, with_key
 from sink.table.microbatch import TableSink
 from sink.table.patterns import ResolvedTable, chosen_tables, find_tables
-from sink.table.plan import plan_table
-from sink.targets.catalogs import Catalogs
 from sink.targets.own_state import property_prefix
 from sink.verify.healing import Healing
 from sink.verify.rounds import Outcome, Patience, Rounds
@@ -70,7 +65,7 @@ class _Reconciling:
         if sink.position is None or not sink.has_committed:
             raise TableError(f"{section.target}: the sink hasn't committed anything to it yet.")
         verify = config.verify_of(section)
-        name = database_table(self._resolved, None if verify is None else verify.table)
+        name = source_table(config, self._resolved)
         topic = Topic(self._spark, config, sink.plan)
         with (
             closing(Postgres(self._spark, database, name, PATH)) as source,
@@ -99,13 +94,4 @@ class _Reconciling:
 
     def _opened(self) -> TableSink:
         """The table as it is now."""
-        assert isinstance(self._source, KafkaSource)
-        resolved, catalogs = self._resolved, Catalogs(self._spark, self._config)
-        table = catalogs.load(resolved.section.target)
-        if table is None:
-            raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
-        sample = SparkSample(self._spark, self._config, resolved.section, self._source)
-        key = table_key(self._config, resolved, table, sample)
-        plan = plan_table(catalogs, self._config, with_key(resolved, key), table)
-        engine = SparkEngine(self._config, table, None)
-        return TableSink(self._config, resolved, table, plan, key, self._source, None, engine, is_guest=True)
+        return open_beside_runs(self._spark, self._config, self._resolved, self._source)

@@ -2,6 +2,7 @@
 
 import re
 
+from sink.config import Config
 from sink.errors import ConfigError
 from sink.table.patterns import ResolvedTable
 
@@ -26,6 +27,12 @@ def database_table(resolved: ResolvedTable, configured: str | None) -> str:
     if len(named) == 1 and not {"*", "?"} & set(named[0]):
         source = named[0]
     return source.partition(".")[2] if source.count(".") > 1 else source
+
+
+def source_table(config: Config, resolved: ResolvedTable) -> str:
+    """The table of `source.database`, by the same rule as verify finds it."""
+    verify = config.verify_of(resolved.section)
+    return database_table(resolved, None if verify is None else verify.table)
 
 
 def expanded(resolved: ResolvedTable, text: str) -> str:

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Callable
 from contextlib import closing
+from functools import partial
 from typing import TYPE_CHECKING
 
 from sink.config import Config, DatabaseSection
@@ -10,7 +11,7 @@ from sink.databases.connector import PostgresConnector
 from sink.databases.postgres import Postgres
 from sink.databases.rows import PATH, TableRows
 from sink.databases.sample import DatabaseSample
-from sink.databases.tables import database_table
+from sink.databases.tables import source_table
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, Source
 from sink.table.inference import Sample
@@ -44,14 +45,16 @@ class Loads:
 
     def sample(self, resolved: ResolvedTable) -> Sample:
         """What the database tells of a table."""
-        return DatabaseSample(self._config, self._database, lambda: self._name_of(resolved), resolved.section)
+        named = partial(source_table, self._config, resolved)
+        return DatabaseSample(self._config, self._database, named, resolved.section)
 
     def load(self, resolved: ResolvedTable, sink: TableSink) -> None:
         """Load a table, or what is left of it.
 
         :raises RowdeltaError: see `Loading.run`.
         """
-        section, name, settings = sink.plan.section, self._name_of(resolved), self._config.load
+        section, name = sink.plan.section, source_table(self._config, resolved)
+        settings = self._config.load
 
         def ends(ago: float) -> Position:
             now = self._source.ends(section)
@@ -71,8 +74,3 @@ class Loads:
 
     def _rows(self, name: str, sink: TableSink) -> TableRows:
         return TableRows(self._spark, self._config, self._database, name, sink.plan)
-
-    def _name_of(self, resolved: ResolvedTable) -> str:
-        """Of the database's table."""
-        verify = self._config.verify_of(resolved.section)
-        return database_table(resolved, None if verify is None else verify.table)

@@ -1,6 +1,7 @@
 """What a table knows of its load from a database: how it is divided, and how far it has got."""
 
 import json
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -90,11 +91,14 @@ def load_of(table: TableView, prefix: str) -> tuple[Load, Loaded] | None:
     return None if text is None else (Load.from_json(text), Loaded.from_json(loaded) if loaded else Loaded(0, 0))
 
 
-def stage_of(load: Load, loaded: Loaded, *, is_behind: bool) -> str:
+def stage_of(
+    load: Load, loaded: Loaded, position: Position | None, is_ahead: Callable[[Position, Position], bool]
+) -> str:
     """How far a load is, for people.
 
-    :param is_behind: whether the table's position hasn't passed `Load.until`.
+    :param position: the table's.
+    :param is_ahead: see `Source.is_ahead`.
     """
     if loaded.parts < len(load.parts):
         return f"loading, {100 * loaded.parts // len(load.parts)} %"
-    return "catching up" if load.until is None or is_behind else "equal"
+    return "catching up" if load.until is None or is_ahead(load.until, position or {}) else "equal"

@@ -1,0 +1,30 @@
+"""Opens tables for commands that work beside runs of the sink."""
+
+from pyspark.sql import SparkSession
+
+from sink.config import Config
+from sink.errors import TableError
+from sink.sources.source import Source
+from sink.spark.engine import SparkEngine
+from sink.spark.sample import SparkSample
+from sink.table.keys import table_key, with_key
+from sink.table.microbatch import TableSink
+from sink.table.patterns import ResolvedTable
+from sink.table.plan import plan_table
+from sink.targets.catalogs import Catalogs
+
+
+def open_beside_runs(spark: SparkSession, config: Config, resolved: ResolvedTable, source: Source) -> TableSink:
+    """Open a table that runs of the sink may write at the same time.
+
+    :raises RowdeltaError: it doesn't exist, or doesn't fit the configuration.
+    """
+    catalogs = Catalogs(spark, config)
+    if resolved.error is not None:
+        raise resolved.error
+    table = catalogs.load(resolved.section.target)
+    if table is None:
+        raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
+    key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
+    plan = plan_table(catalogs, config, with_key(resolved, key), table)
+    return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
