@@ -48,7 +48,9 @@ class Kind(Enum):
     INTERVAL = auto()
     """A text P1Y2M3DT4H5M6.7S, and in a column of a number the microseconds."""
     BITS = auto()
-    """A text of 0 and 1, the highest bit first."""
+    """A text of 0 and 1, the highest bit first. Messages have all of its bytes (MySQL)."""
+    SHORT_BITS = auto()
+    """Likewise, but messages lack the highest bytes if these are 0 (Postgres)."""
     ARRAY = auto()
     """A JSON array of texts."""
     SPARK = auto()
@@ -125,8 +127,10 @@ def conversion(selected: Selected, dtype: T.DataType) -> Conversion | None:
         return Conversion(dtype, lambda column: column.cast(dtype))
     if kind is Kind.INTEGER and isinstance(dtype, T.BooleanType):
         return Conversion(dtype, lambda column: column.cast("bigint") != 0)
-    if kind in (Kind.BYTES, Kind.BITS) and isinstance(dtype, T.BinaryType):
-        return Conversion(dtype, _bits if kind is Kind.BITS else lambda column: column)
+    if kind is Kind.BYTES and isinstance(dtype, T.BinaryType):
+        return Conversion(dtype, lambda column: column)
+    if kind in (Kind.BITS, Kind.SHORT_BITS) and isinstance(dtype, T.BinaryType):
+        return Conversion(dtype, lambda column: F.unhex(_octets(column, short=kind is Kind.SHORT_BITS)))
     if kind in (Kind.DATE, Kind.TIMESTAMP, Kind.INSTANT):
         return _day_or_time(selected, dtype)
     if kind is Kind.TIME and isinstance(dtype, T.IntegralType):
@@ -295,15 +299,16 @@ def _date(column: Column) -> Column:
     return F.date_from_unix_date(column.cast("int"))
 
 
-def _bits(column: Column) -> Column:
-    """Debezium's Bits: bytes, the lowest first, without zeros at the end."""
+def _octets(column: Column, *, short: bool) -> Column:
+    """Debezium's Bits in hexadecimal: bytes, the lowest first."""
     count = F.ceil(F.length(column) / 8).cast("int")
     padded = _lpad(column, count * 8)
     octets = F.transform(
         F.sequence(count, F.lit(1), F.lit(-1)),
         lambda n: _lpad(F.conv(F.substr(padded, (n - 1) * 8 + 1, F.lit(8)), 2, 16), F.lit(2)),
     )
-    return F.when(column.isNotNull(), F.unhex(F.regexp_replace(F.array_join(octets, ""), "(00)+$", "")))
+    joined = F.when(column.isNotNull(), F.array_join(octets, ""))
+    return F.regexp_replace(joined, "(00)+$", "") if short else joined
 
 
 def _lpad(column: Column, length: Column) -> Column:

@@ -179,8 +179,8 @@ def _selected(column: str, type_name: str, type_kind: str, modifier: int) -> Sel
         "time": Selected(of_day.format(column), Kind.TIME, digits),
         "timetz": Selected(of_day.format(f"({column} AT TIME ZONE 'UTC')"), Kind.TIME, digits),
         "interval": Selected(_interval(column), Kind.INTERVAL),
-        "bit": Selected(f"{column}::text", Kind.BITS),
-        "varbit": Selected(f"{column}::text", Kind.BITS),
+        "bit": Selected(f"{column}::text", Kind.SHORT_BITS),
+        "varbit": Selected(f"{column}::text", Kind.SHORT_BITS),
     }.get(type_name)
     if type_name == "bit" and modifier == 1:
         return Selected(f"({column}::text = '1')", Kind.BOOLEAN)

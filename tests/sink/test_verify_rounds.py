@@ -107,9 +107,10 @@ SPELLED = [
     (Kind.DECIMAL, "'0.00'", "string", "'0'"),
     (Kind.DECIMAL, "'-1200.50'", "string", "'-1200.50'"),
     (Kind.DECIMAL, "'100'", "string", "'100'"),
-    (Kind.BITS, "'0000'", "binary", "x''"),  # and bits come without their highest bytes, if these are 0
-    (Kind.BITS, "'000000000001'", "binary", "x'01'"),
-    (Kind.BITS, "'101000000000'", "binary", "x'000a'"),
+    (Kind.SHORT_BITS, "'0000'", "binary", "x''"),  # and bits of Postgres come without highest bytes of 0
+    (Kind.SHORT_BITS, "'000000000001'", "binary", "x'01'"),
+    (Kind.SHORT_BITS, "'101000000000'", "binary", "x'000a'"),
+    (Kind.BITS, "'000000000001'", "binary", "x'0100'"),  # those of MySQL with all of them
 ]
 
 
