@@ -77,7 +77,11 @@ class Pipeline:
         changelogs: dict[str, ChangelogSpec] = {}
         self._engine = Engine(spark, config) if config.source.type == "debezium" else None
         if self._engine is not None and config.sink.trigger == "available-now":
-            self._engine.catch_up()
+            self._engine.start()
+            try:
+                self._engine.catch_up()
+            finally:
+                self._engine.stop()
         self._source = open_source(spark, config, changelogs)
         self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
         self._has_patterns = any(table.may_find_more for table in config.tables)

@@ -38,30 +38,30 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
  * Janino compiles this file when it starts, since Java's own compiler isn't everywhere. It knows no lambdas, and no
  * type arguments, so there are casts.
  *
- * Its first line of input is a JSON object with the engine's properties. When the input ends, so does this process. It
- * prints lines: "polling" when it reads the database's log, "caught" when it has all that was there when it began, and
- * "failed " with a JSON string at its end.
+ * Its first line of input is a JSON object with the engine's properties. Each further line is a mark, which it puts into
+ * the database's log. When the input ends, so does this process. It prints lines: "polling" when it reads the database's
+ * log, "caught " with a mark when the buffer has all that was in the log before, and "failed " with a JSON string at its
+ * end.
  */
 public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.CompletionCallback,
         DebeziumEngine.ConnectorCallback {
     static final ObjectMapper JSON = new ObjectMapper();
     static final String MARKS = "rowdelta-mark-";
-    static final String MARK = MARKS + java.util.UUID.randomUUID();
+    /** Those that haven't come out of the log yet. */
+    static final Set marks = java.util.concurrent.ConcurrentHashMap.newKeySet();
     static FileLock lock;
     static Path folder;
     static String id = java.util.UUID.randomUUID().toString();
     static Map ends = new TreeMap();
     static Properties properties;
-    static volatile boolean isMarked;
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
         properties = (Properties) JSON.readValue(input.readLine(), Properties.class);
         folder = Path.of((String) properties.remove("rowdelta.buffer"), new String[0]);
-        final boolean marks = properties.remove("rowdelta.until.caught.up") != null;
-        Thread end = new EndOfInput(input);
-        end.setDaemon(true);
-        end.start();
+        Thread reader = new Input(input);
+        reader.setDaemon(true);
+        reader.start();
         // whoever had this buffer before may still be ending
         lock = new RandomAccessFile(folder.resolve("lock").toFile(), "rw").getChannel().lock();
         Store.read();
@@ -77,11 +77,6 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             .using((DebeziumEngine.ConnectorCallback) engine)
             .notifying((DebeziumEngine.ChangeConsumer) engine)
             .build();
-        if (marks) {
-            Thread marker = new Marker();
-            marker.setDaemon(true);
-            marker.start();
-        }
         made.run();
         Runtime.getRuntime().halt(1);
     }
@@ -110,15 +105,19 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         Map texts = new HashMap();
         Map begun = new TreeMap(ends);
         String now = Long.toString(System.currentTimeMillis());
-        boolean hasMark = false;
+        Set came = new HashSet();
         for (Iterator i = records.iterator(); i.hasNext();) {
             ChangeEvent event = (ChangeEvent) i.next();
             String topic = event.destination();
             String key = (String) event.key();
             String value = (String) event.value();
             if (key != null && topic.endsWith(".message") && key.contains(MARKS)) {
-                // that of an earlier run says nothing
-                hasMark = hasMark || key.contains(MARK);
+                for (Iterator m = marks.iterator(); m.hasNext();) {
+                    String mark = (String) m.next();
+                    if (key.contains(mark)) {
+                        came.add(mark);
+                    }
+                }
                 continue;
             }
             if (topic.startsWith("__debezium-heartbeat")) {
@@ -159,9 +158,11 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             committer.markProcessed(i.next());
         }
         committer.markBatchFinished();
-        if (hasMark && !isMarked) {
-            isMarked = true;
-            tell("caught");
+        for (Iterator m = came.iterator(); m.hasNext();) {
+            String mark = (String) m.next();
+            if (marks.remove(mark)) {
+                tell("caught " + mark);
+            }
         }
     }
 
@@ -295,17 +296,20 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         }
     }
 
-    static class EndOfInput extends Thread {
+    static class Input extends Thread {
         final BufferedReader input;
 
-        EndOfInput(BufferedReader input) {
+        Input(BufferedReader input) {
             this.input = input;
         }
 
         public void run() {
             try {
-                while (this.input.readLine() != null) {
-                    continue;
+                for (String mark = this.input.readLine(); mark != null; mark = this.input.readLine()) {
+                    marks.add(mark);
+                    Thread marker = new Marker(mark);
+                    marker.setDaemon(true);
+                    marker.start();
                 }
             } catch (IOException error) {
                 // the same
@@ -314,8 +318,14 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         }
     }
 
-    /** Puts marks into the log of Postgres until one comes back: what was there before the first is in the buffer. */
+    /** Puts a mark into the log of Postgres until it comes back: what was there before is in the buffer. */
     static class Marker extends Thread {
+        final String mark;
+
+        Marker(String mark) {
+            this.mark = mark;
+        }
+
         public void run() {
             String url = "jdbc:postgresql://" + properties.getProperty("database.hostname") + ":"
                 + properties.getProperty("database.port", "5432") + "/" + properties.getProperty("database.dbname");
@@ -328,12 +338,12 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
                     login.put(names[i], properties.getProperty("database." + names[i]));
                 }
             }
-            while (!isMarked) {
+            while (marks.contains(this.mark)) {
                 try {
                     Connection connection = DriverManager.getConnection(url, login);
                     try {
                         connection.createStatement()
-                            .execute("SELECT pg_logical_emit_message(false, '" + MARK + "', '')");
+                            .execute("SELECT pg_logical_emit_message(false, '" + MARKS + this.mark + "', '')");
                     } finally {
                         connection.close();
                     }

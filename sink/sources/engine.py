@@ -30,9 +30,10 @@ import subprocess
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
 from pathlib import Path
+from uuid import uuid4
 
 from pyspark.sql import SparkSession
 
@@ -70,6 +71,7 @@ _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 _END_SECONDS = 10.0
 _ATTEMPTS = 3
 """So often a run that ends by itself starts an engine that the database doesn't answer."""
+_LOOK_SECONDS = 0.2
 _PASSING = re.compile(
     "refused|timed? ?out|terminat|reset|closed|shutting down|starting up|recovery|unreachable|unknown ?host|no route"
     "|is active for|too many|i/o error",
@@ -93,22 +95,30 @@ class Engine:
         self._ending = threading.Event()
         self._polled = False
         self._error: RowdeltaError | None = None
+        self._lock = threading.Lock()
+        self._marks = dict[str, threading.Event]()
+        """Marks that a process is to put into the database's log, and whether they came out of it."""
         self._thread = threading.Thread(target=self._run, name="rowdelta-engine", daemon=True)
 
-    def catch_up(self) -> None:
-        """Run until the buffer has what is in the database's log at the moment.
+    def catch_up(self, stopping: Callable[[], bool] = lambda: False) -> bool:
+        """Wait until the buffer has all that is in the database's log at the moment. What comes into the log later
+        will be there too. Returns False if it was stopped before.
 
         :raises RowdeltaError: why it can't.
         """
-        command = self._command()
-        for attempt in range(1, _ATTEMPTS + 1):
-            error = self._run_once(command, until_caught_up=True)
-            if error is None:
-                return
-            if attempt == _ATTEMPTS or not isinstance(error, TemporaryError):
-                raise error
-            log.warning("%s", error)
-            time.sleep(_FIRST_PAUSE * attempt)
+        mark, came = uuid4().hex, threading.Event()
+        with self._lock:
+            self._marks[mark] = came
+            self._send(mark)
+        try:
+            while not came.wait(_LOOK_SECONDS):
+                self.raise_error()
+                if stopping():
+                    return False
+            return True
+        finally:
+            with self._lock:
+                del self._marks[mark]
 
     def start(self) -> None:
         """Run until `stop`."""
@@ -126,28 +136,32 @@ class Engine:
             self._thread.join(2 * _END_SECONDS)
 
     def _run(self) -> None:
-        pause = _FIRST_PAUSE
+        pause, failures = _FIRST_PAUSE, 0
+        attempts = _ATTEMPTS if self._config.sink.trigger == "available-now" else None
         try:
             command = self._command()
-            while not self._ending.is_set():
+            while True:
                 began, had_polled = time.monotonic(), self._polled
                 self._polled = False
-                error = self._run_once(command, until_caught_up=False)
-                if self._ending.is_set() or error is None:
+                error = self._run_once(command)
+                if self._ending.is_set():
                     return
+                failures = 0 if self._polled else failures + 1
                 # one that has worked is tried once more, whatever it says
-                if not isinstance(error, TemporaryError) and not self._polled and not had_polled:
+                is_hopeless = not isinstance(error, TemporaryError) and not self._polled and not had_polled
+                if is_hopeless or failures == attempts:
                     raise error
                 pause = _FIRST_PAUSE if time.monotonic() - began > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
                 log.warning("%s Debezium's engine is started again in %.0f s.", error, pause)
-                self._ending.wait(pause)
+                if self._ending.wait(pause):
+                    return
         except RowdeltaError as error:
             self._error = error
         except OSError as error:
             self._error = TemporaryError(f"source.buffer: Debezium's engine can't run: {error}. Run again.")
 
-    def _run_once(self, command: Sequence[str], *, until_caught_up: bool) -> RowdeltaError | None:
-        """Run one process to its end. Returns why it ended, if nobody wanted it."""
+    def _run_once(self, command: Sequence[str]) -> RowdeltaError:
+        """Run one process to its end. Returns why it ended, unless `stop` did it."""
         self._buffer.mkdir(mode=0o700, parents=True, exist_ok=True)
         process = subprocess.Popen(
             command,
@@ -159,19 +173,18 @@ class Engine:
             errors="replace",
             start_new_session=True,  # Ctrl-C is for the sink, which stops it
         )
-        self._process = process
+        with self._lock:
+            self._process = process
+            for line in (json.dumps(self._properties()), *self._marks):
+                self._send(line)
         if self._ending.is_set():
             self._close()
-        assert process.stdin is not None
         assert process.stdout is not None
         assert process.stderr is not None
-        complaints, reason, caught_up = deque[str](maxlen=_SHOWN_LINES), "", False
+        complaints, reason = deque[str](maxlen=_SHOWN_LINES), ""
         reader = threading.Thread(target=_keep_errors, args=(process.stderr, complaints), daemon=True)
         reader.start()
         try:
-            with suppress(OSError, ValueError):  # it has ended: then it says why
-                process.stdin.write(json.dumps(self._properties(until_caught_up)) + "\n")
-                process.stdin.flush()
             for line in process.stdout:
                 what, _, rest = line.strip().partition(" ")
                 if what == "polling":
@@ -181,21 +194,28 @@ class Engine:
                 elif what == "failed":
                     reason = json.loads(rest)
                 elif what == "caught":
-                    caught_up = True
-                    break
+                    with self._lock:
+                        if rest in self._marks:
+                            self._marks[rest].set()
         finally:
             self._close()
             reader.join(_END_SECONDS)
             process.stdout.close()
             process.stderr.close()
-        if caught_up or self._ending.is_set():
-            return None
         text = masked("; ".join(dict.fromkeys([reason, *complaints]) if reason else complaints))
         text = f"source.connector: Debezium's engine has ended: {text or f'exit code {process.returncode}'}."
-        (self._buffer / LAST_ERROR).write_text(text, encoding="utf-8")
+        if not self._ending.is_set():
+            (self._buffer / LAST_ERROR).write_text(text, encoding="utf-8")
         if self._polled or _PASSING.search(text):
             return TemporaryError(text)
         return ConfigError(f"{text} Correct source.connector, or the database.")
+
+    def _send(self, line: str) -> None:
+        """Send a line to the process. If it has ended, it says why, and the next one gets all lines."""
+        if self._process is not None and self._process.stdin is not None:
+            with suppress(OSError, ValueError):
+                self._process.stdin.write(line + "\n")
+                self._process.stdin.flush()
 
     def _close(self) -> None:
         """Have the process end soon."""
@@ -209,7 +229,7 @@ class Engine:
             process.kill()
             process.wait()
 
-    def _properties(self, until_caught_up: bool) -> dict[str, str]:
+    def _properties(self) -> dict[str, str]:
         own = {
             "name": self._config.sink.id,
             "offset.storage": "Engine$Store",
@@ -219,8 +239,6 @@ class Engine:
             "value.converter.replace.null.with.default": "false",
             "rowdelta.buffer": str(self._buffer),
         }
-        if until_caught_up:
-            own["rowdelta.until.caught.up"] = "true"
         return _DEFAULTS | self._config.source.connector | own
 
     def _command(self) -> list[str]:
