@@ -25,16 +25,24 @@ class Load:
     """
 
     def __init__(self, spark: SparkSession, config: Config, names: Sequence[str]) -> None:
-        if config.source.type != "kafka":
+        if not config.source.has_topics:
             raise ConfigError(
-                f"source.type: got {config.source.type}, expected kafka for a load, which goes on with changes of "
-                "a topic. Of files, write the first copy into a change file; Debezium's engine makes a snapshot itself."
+                f"source.type: got {config.source.type}, expected kafka or debezium for a load, which goes on with "
+                "changes of a topic. Of files, write the first copy into a change file."
+            )
+        if config.source.type == "debezium" and not (
+            config.load.auto or config.source.connector.get("snapshot.mode") == "no_data"
+        ):
+            raise ConfigError(
+                "source.connector: the connector's snapshot is the first copy of all tables, so that none can be "
+                "loaded. Write load: {auto: true}, or snapshot.mode: no_data into source.connector."
             )
         if config.source.database is None:
             raise ConfigError(
                 "source.database says from where tables are loaded, and it isn't there: {url: "
                 "'jdbc:postgresql://host:5432/db', user: …, password: '${…}'} (see docs/load.md)."
             )
+        config = config.model_copy(update={"load": config.load.model_copy(update={"auto": True})})
         self._source, self._catalogs = open_source(spark, config, {}), Catalogs(spark, config)
         self._prefix = property_prefix(config)
         self._tables = chosen_tables(find_tables(config, self._source), names)
@@ -42,7 +50,6 @@ class Load:
             self._refuse(table)
         changed = {
             "sink": config.sink.model_copy(update={"trigger": "available-now"}),
-            "load": config.load.model_copy(update={"auto": True}),
             "tables": [table.section for table in self._tables],
         }
         self._started = time.monotonic()

@@ -1,7 +1,9 @@
 """The sections of the configuration that are about the whole job."""
 
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, Self
+from urllib.parse import quote, urlencode
 
 from pydantic import AfterValidator, BeforeValidator, Field, field_validator, model_validator
 
@@ -135,6 +137,22 @@ class DatabaseSection(Section):
 _CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
 _OURS = re.compile(r"name|rowdelta\..*|offset\..*|converter\..*|(key|value|header)\.converter(?!\.schemas\.enable$).*")
 """Fits properties of a connector that the sink sets itself."""
+_SECURE = ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword")
+
+
+def _database_of(connector: Mapping[str, Any]) -> dict[str, str]:
+    """`source.database`, as properties of a connector say it. Empty if they don't."""
+    given = {name: str(as_text(value)) for name, value in connector.items()}
+    host, name = given.get("database.hostname", ""), given.get("database.dbname")
+    if given.get("connector.class") != _CONNECTOR or not host or name is None:
+        return {}
+    place = f"{f'[{host}]' if ':' in host else host}:{given.get('database.port', '5432')}/{quote(name, safe='')}"
+    secure = urlencode({key: given[f"database.{key}"] for key in _SECURE if f"database.{key}" in given})
+    found = {
+        "url": f"jdbc:postgresql://{place}{'?' if secure else ''}{secure}",
+        "slot": given.get("slot.name", "debezium"),
+    }
+    return found | {key: given[f"database.{key}"] for key in ("user", "password") if f"database.{key}" in given}
 
 
 class SourceSection(Section):
@@ -165,9 +183,11 @@ class SourceSection(Section):
 
     @model_validator(mode="before")
     @classmethod
-    def _format_of_debezium(cls, values: Any) -> Any:
+    def _said_by_connector(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("type") == "debezium":
-            return {"format": "debezium-json"} | values
+            connector = values.get("connector")
+            database = _database_of(connector) if isinstance(connector, dict) else {}
+            return {"format": "debezium-json"} | ({"database": database} if database else {}) | values
         return values
 
     @model_validator(mode="after")

@@ -104,11 +104,18 @@ class Config(Section):
     def _loads_fit(self) -> Self:
         database = self.source.database
         is_there = database is not None and database.url.startswith("jdbc:postgresql:")
-        if self.load.auto and not (is_there and self.source.type == "kafka"):
+        if self.load.auto and not (is_there and self.source.has_topics):
             raise MisplacedError(
                 "got true, but tables are loaded only from a Postgres in source.database, before the topics that have "
                 "its changes. Name it there, or leave load.auto out",
                 *("load", "auto"),
+            )
+        mode = self.source.connector.get("snapshot.mode", "no_data")
+        if self.load.auto and mode != "no_data":
+            raise MisplacedError(
+                f"got {mode}, but load.auto is true: tables are loaded from the database, and the connector sends what "
+                "changes. Leave it out, or leave load.auto out",
+                *("source", "connector", "snapshot.mode"),
             )
         return self
 

@@ -1,21 +1,23 @@
 """Loads tables of a job from their database, before their streams begin."""
 
 import time
-from collections.abc import Callable
-from contextlib import closing
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sink.config import Config, DatabaseSection
+from sink.config import Config, DatabaseSection, TableSection
 from sink.databases.connector import PostgresConnector
+from sink.databases.own_connector import OwnConnector
 from sink.databases.postgres import Postgres
 from sink.databases.rows import PATH, TableRows
 from sink.databases.sample import DatabaseSample
 from sink.databases.tables import source_table
+from sink.sources.engine import Engine
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, Source
 from sink.table.inference import Sample
-from sink.table.loading import Loading
+from sink.table.loading import Connector, Loading
 from sink.table.microbatch import TableSink
 from sink.table.patterns import ResolvedTable
 
@@ -26,6 +28,7 @@ if TYPE_CHECKING:
 class Loads:
     """:param database: from which tables are loaded.
     :param stopping: whether loads are to end after the parts in progress.
+    :param engine: the connector, unless it is one of Kafka Connect. It must have started.
     """
 
     def __init__(
@@ -35,12 +38,14 @@ class Loads:
         source: Source,
         database: DatabaseSection,
         stopping: Callable[[], bool],
+        engine: Engine | None = None,
     ) -> None:
         assert isinstance(source, KafkaSource)
         self._spark = spark
         self._config = config
         self._source = source
         self._database = database
+        self._engine = engine
         self._stopping = stopping
 
     def sample(self, resolved: ResolvedTable) -> Sample:
@@ -61,16 +66,25 @@ class Loads:
             then = self._source.offsets_since(section, int((time.time() - ago) * 1000)) if ago else now
             return {partition: min(end, then.get(partition, end)) for partition, end in now.items()}
 
+        if self._engine is not None and not self._engine.catch_up(self._stopping):
+            return
         self._source.identify(section)
         sink.check_source()
-        with closing(Postgres(self._spark, self._database, name, PATH)) as connection:
-            connector = PostgresConnector(connection)
+        with self._connector(section, name) as connector:
             if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
                 with closing(self._rows(name, sink)) as rows:
                     sink.follow_schema(rows.unknown)
             with closing(self._rows(name, sink)) as rows:
                 numbers = settings.connections, settings.part_rows
                 Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
+
+    @contextmanager
+    def _connector(self, section: TableSection, name: str) -> Iterator[Connector]:
+        if self._engine is not None:
+            yield OwnConnector(self._engine, self._config, self._database, section, name, self._stopping)
+            return
+        with closing(Postgres(self._spark, self._database, name, PATH)) as connection:
+            yield PostgresConnector(connection)
 
     def _rows(self, name: str, sink: TableSink) -> TableRows:
         return TableRows(self._spark, self._config, self._database, name, sink.plan)

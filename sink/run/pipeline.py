@@ -76,21 +76,22 @@ class Pipeline:
             start_workers(spark)
         changelogs: dict[str, ChangelogSpec] = {}
         self._engine = Engine(spark, config) if config.source.type == "debezium" else None
-        if self._engine is not None and config.sink.trigger == "available-now":
-            self._engine.start()
-            try:
-                self._engine.catch_up()
-            finally:
-                self._engine.stop()
         self._source = open_source(spark, config, changelogs)
-        self._supervisor = Supervisor(spark, config, self._source, changelogs, observer)
+        self._supervisor = Supervisor(spark, config, self._source, changelogs, observer, self._engine)
         self._has_patterns = any(table.may_find_more for table in config.tables)
         self._looked_at = self._tended_at = self._began_at = time.monotonic()
         try:
+            if self._engine is not None and config.sink.trigger == "available-now":
+                self._engine.start()
+                self._engine.catch_up()
+                if not config.load.auto:
+                    self._engine.stop()
             found = find_tables(config, self._source, remember=True)
             self._supervisor.take_up(self._supervisor.open(self._supervisor.enter(found)))
-        except KeyboardInterrupt:
+        except BaseException:
             self._supervisor.close()
+            if self._engine is not None:
+                self._engine.stop()
             raise
         if config.sink.trigger == "available-now" and any(
             member.sink is not None and member.sink.position is None for member in self._supervisor.working()

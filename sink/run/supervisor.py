@@ -53,6 +53,8 @@ from sink.targets.retries import doubled
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
 
+    from sink.sources.engine import Engine
+
 log = logging.getLogger("rowdelta")
 
 FIRST_PAUSE = 10.0
@@ -145,6 +147,7 @@ class Supervisor:
         source: Source,
         changelogs: dict[str, ChangelogSpec],
         observer: Observer = nobody,
+        engine: "Engine | None" = None,
     ) -> None:
         self.members: dict[str, Member] = {}
         self._spark = spark
@@ -163,7 +166,8 @@ class Supervisor:
         self._joint = JointWriter(spark)
         self._loads: Loads | None = None
         if config.load.auto and config.source.database is not None:
-            self._loads = Loads(spark, config, source, config.source.database, lambda: self.stopping or self.closed)
+            database = config.source.database
+            self._loads = Loads(spark, config, source, database, lambda: self.stopping or self.closed, engine)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
         # tables whose catalog doesn't answer hold no thread that a micro-batch needs
         self._loaders = ThreadPoolExecutor(1, "rowdelta-load", initializer=activate, initargs=(spark,))

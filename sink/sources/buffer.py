@@ -6,6 +6,7 @@ The query has nothing to read: it ticks, and each of its micro-batches goes up t
 
 import itertools
 import json
+import logging
 import re
 from bisect import bisect_right
 from collections.abc import Mapping, Sequence
@@ -17,12 +18,15 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from sink.config import Config, TableSection
-from sink.errors import DataError
+from sink.databases.captured import captured_topics
+from sink.errors import DataError, TemporaryError
 from sink.sources.engine import LAST_ERROR
 from sink.sources.kafka import KafkaSource, raw_records
 from sink.sources.source import Position, Range, Stream, TableBatch
 from sink.sources.topics import Admin, Offsets, places_of
 from sink.spark.expressions import any_of
+
+log = logging.getLogger("rowdelta")
 
 _PARTITION = "0"
 _SEGMENT = re.compile(r"(\d{20})-(\d+)\.tsv")
@@ -61,6 +65,17 @@ class BufferSource(KafkaSource):
         assert found.share is not None
         ranges = found.share.ranges
         return replace(found, records=lambda: self._frame(frame.sparkSession, ranges))
+
+    def names(self) -> Sequence[str]:
+        """Tables that are loaded have topics also before the first change of a row."""
+        found = super().names()
+        if not self._config.load.auto:
+            return found
+        try:
+            return sorted({*found, *(captured_topics(self._config) or ())})
+        except TemporaryError as error:
+            log.warning("can't look which tables the database has: %s", error)
+            return found
 
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         error = self._buffer / LAST_ERROR

@@ -93,7 +93,7 @@ class Engine:
         self._spark = spark
         self._process: subprocess.Popen[str] | None = None
         self._ending = threading.Event()
-        self._polled = False
+        self._polled = self._is_restarting = False
         self._error: RowdeltaError | None = None
         self._lock = threading.Lock()
         self._marks = dict[str, threading.Event]()
@@ -119,6 +119,11 @@ class Engine:
         finally:
             with self._lock:
                 del self._marks[mark]
+
+    def restart(self) -> None:
+        """Let the connector look which tables there are, and add new ones to its publication."""
+        self._is_restarting = True
+        self._close()
 
     def start(self) -> None:
         """Run until `stop`."""
@@ -146,6 +151,9 @@ class Engine:
                 error = self._run_once(command)
                 if self._ending.is_set():
                     return
+                if self._is_restarting:
+                    self._is_restarting = False
+                    continue
                 failures = 0 if self._polled else failures + 1
                 # one that has worked is tried once more, whatever it says
                 is_hopeless = not isinstance(error, TemporaryError) and not self._polled and not had_polled
@@ -204,9 +212,10 @@ class Engine:
             process.stderr.close()
         text = masked("; ".join(dict.fromkeys([reason, *complaints]) if reason else complaints))
         text = f"source.connector: Debezium's engine has ended: {text or f'exit code {process.returncode}'}."
-        if not self._ending.is_set():
+        if not (self._ending.is_set() or self._is_restarting):
             (self._buffer / LAST_ERROR).write_text(text, encoding="utf-8")
-        if self._polled or _PASSING.search(text):
+        is_killed = process.returncode < 0
+        if self._polled or is_killed or _PASSING.search(text):
             return TemporaryError(text)
         return ConfigError(f"{text} Correct source.connector, or the database.")
 
@@ -239,6 +248,8 @@ class Engine:
             "value.converter.replace.null.with.default": "false",
             "rowdelta.buffer": str(self._buffer),
         }
+        if self._config.load.auto:
+            own["snapshot.mode"] = "no_data"
         return _DEFAULTS | self._config.source.connector | own
 
     def _command(self) -> list[str]:

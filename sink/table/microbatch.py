@@ -205,7 +205,7 @@ class TableSink:
         check_form(section, self.position)
         ids = self._source.identities(section)
         for topic, offsets in places_of(section, self.position).items():
-            if not any(offsets.values()):  # it has passed no message of the topic
+            if not any(offsets.values()) and self.load is None:  # it has passed no message of the topic
                 continue
             before = topic if section.many_topics or state.topic_id.startswith("{") else state.topic
             stored = before, state.ids.get(before, "")

@@ -327,6 +327,13 @@ tables: [{source: shop.public.orders, target: lake.shop.orders}]
         ("type: debezium", "type: debezium\n  format: debezium-avro", "but Debezium's engine writes JSON here"),
         ("type: debezium", "type: debezium\n  options: {subscribe: t}", "which type: debezium doesn't have"),
         ("type: debezium", "type: files\n  format: row-kind", "connector is for type: debezium, and type is files"),
+        ("tables:", "load: {auto: true}\ntables:", "tables are loaded only from a Postgres in source.database"),
+        (
+            "  buffer: ./state/buffer",
+            "    database.hostname: db\n    database.dbname: shop\n    snapshot.mode: initial\n"
+            "  buffer: ./state/buffer\nload: {auto: true}",
+            "source.connector.snapshot.mode: got initial, but load.auto is true",
+        ),
     ],
 )
 def test_debeziums_engine_gets_what_it_needs(tmp_path: Path, before: str, after: str, expected: str) -> None:
@@ -334,6 +341,32 @@ def test_debeziums_engine_gets_what_it_needs(tmp_path: Path, before: str, after:
     assert (source.format, source.buffer) == ("debezium-json", str(tmp_path / "state" / "buffer"))
     assert before in DEBEZIUM
     assert expected in refusal(tmp_path, DEBEZIUM.replace(before, after, 1))
+
+
+def test_a_connector_says_its_database(tmp_path: Path) -> None:
+    said = {
+        "hostname": "db",
+        "port": 5433,
+        "user": "reader",
+        "password": "pass:word",
+        "dbname": "my shop",
+        "sslmode": "verify-ca",
+        "sslrootcert": "/etc/ca.pem",
+    }
+    lines = "".join(f"    database.{name}: {value}\n" for name, value in said.items())
+    text = DEBEZIUM.replace("  buffer:", f"{lines}    slot.name: mine\n  buffer:")
+    found = load_text(tmp_path, text).source.database
+    assert found is not None
+    assert found.model_dump() == {
+        "url": "jdbc:postgresql://db:5433/my%20shop?sslmode=verify-ca&sslrootcert=%2Fetc%2Fca.pem",
+        "user": "reader",
+        "password": "pass:word",
+        "slot": "mine",
+    }
+    own = load_text(tmp_path, text.replace("  buffer:", "  database: {url: 'jdbc:postgresql://replica/x'}\n  buffer:"))
+    assert own.source.database is not None
+    assert own.source.database.url == "jdbc:postgresql://replica/x"
+    assert load_text(tmp_path, DEBEZIUM).source.database is None
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:

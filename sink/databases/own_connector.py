@@ -1,0 +1,116 @@
+"""Debezium's connector, if the sink runs it itself, and a table is loaded beside it."""
+
+import logging
+import time
+from collections.abc import Callable
+from contextlib import closing
+
+from sink.config import Config, DatabaseSection, TableSection
+from sink.databases.captured import captured_topics
+from sink.databases.postgres_catalog import literal, quoted_table
+from sink.databases.postgres_connection import PostgresConnection
+from sink.errors import ConfigError, TemporaryError
+from sink.sources.engine import Engine
+
+log = logging.getLogger("rowdelta")
+
+_POLL_SECONDS = 0.5
+_MARKS_SINCE = 140_000
+"""Version of the server whose log takes marks."""
+
+_SERVER = "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int8"
+_PUBLISHED = """
+SELECT count(*) FROM pg_publication_tables
+WHERE pubname = {publication} AND to_regclass(format('%I.%I', schemaname, tablename)) = to_regclass({table})
+"""
+_WRITERS = """
+SELECT virtualtransaction FROM pg_locks
+WHERE granted AND locktype = 'relation' AND relation IN (
+    SELECT relid FROM pg_partition_tree(to_regclass({table})) UNION SELECT to_regclass({table}))
+AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+
+
+class OwnConnector:
+    """The connector of a table (`sink.table.loading.Connector`).
+
+    :param engine: has caught up once.
+    :param table: in the database, as `schema.table`.
+    :param stopping: whether a load that hasn't begun is not to begin.
+    """
+
+    def __init__(
+        self,
+        engine: Engine,
+        config: Config,
+        database: DatabaseSection,
+        section: TableSection,
+        table: str,
+        stopping: Callable[[], bool],
+    ) -> None:
+        self._engine = engine
+        self._config = config
+        self._database = database
+        self._section = section
+        self._table = table
+        self._stopping = stopping
+
+    def check(self) -> None:
+        """What is committed from now on gets into the buffer, if three things hold: the engine reads the log, its
+        publication has the table, and each transaction that has changed the table before it had it is over.
+
+        :raises ConfigError: the connector doesn't take the table.
+        :raises TemporaryError: it was stopped before that.
+        """
+        topics = captured_topics(self._config)
+        if topics is not None and not topics >= set(self._section.topics):
+            raise ConfigError(
+                f"{self._section.target}: the connector has no table whose topic is {self._section.source}, so that "
+                f"changes of {self._table} would be lost. Topics are <topic.prefix>.<schema>.<table>, of tables that "
+                "source.connector.table.include.list takes."
+            )
+        with closing(PostgresConnection(self._database)) as connection:
+            ((is_replica, version),) = connection.rows(_SERVER)
+            if is_replica or version < _MARKS_SINCE:
+                raise ConfigError(
+                    f"source.connector: {self._section.target} can be loaded from the primary of Postgres 14 or newer. "
+                    "Leave load out for the connector's own snapshot."
+                )
+            self._have_published(connection)
+            self._outlast_writers(connection)
+
+    def wait(self, stopping: Callable[[], bool]) -> bool:
+        return self._engine.catch_up(stopping)
+
+    def _have_published(self, connection: PostgresConnection) -> None:
+        """See to it that the publication has the table. The engine looks for new ones only when it starts."""
+        connector = self._config.source.connector
+        name = connector.get("publication.name", "dbz_publication")
+        query = _PUBLISHED.format(publication=literal(name), table=literal(quoted_table(self._table)))
+        if connector.get("plugin.name", "pgoutput") != "pgoutput" or connection.rows(query) != [(0,)]:
+            return
+        log.info("%s: Debezium's engine is started again, for %s", self._section.target, self._table)
+        self._engine.restart()
+        if not self._engine.catch_up(self._stopping):
+            raise self._stopped()
+        if connection.rows(query) != [(0,)]:
+            return
+        raise ConfigError(
+            f"{self._section.target}: the publication {name} doesn't have {self._table}, so that its changes would be "
+            "lost. Add it (ALTER PUBLICATION), or let the connector do it: publication.autocreate.mode: filtered."
+        )
+
+    def _outlast_writers(self, connection: PostgresConnection) -> None:
+        query = _WRITERS.format(table=literal(quoted_table(self._table)))
+        waiting, is_told = set(connection.rows(query)), False
+        while waiting := waiting.intersection(connection.rows(query)):
+            if self._stopping():
+                raise self._stopped()
+            if not is_told:
+                log.info("%s: waiting for transactions that have changed %s", self._section.target, self._table)
+                is_told = True
+            time.sleep(_POLL_SECONDS)
+
+    def _stopped(self) -> TemporaryError:
+        return TemporaryError(f"{self._section.target}: stopped before its load began. Run again.")

@@ -1,0 +1,131 @@
+"""What a load wants of the engine's connector before it begins, of a real Postgres: without Spark or the engine."""
+
+import threading
+from collections.abc import Callable, Iterator
+from typing import Any
+from uuid import uuid4
+
+import psycopg
+import pytest
+
+from sink.config import Config
+from sink.databases.captured import captured_topics
+from sink.databases.own_connector import OwnConnector
+from sink.errors import ConfigError, TemporaryError
+from tests.stack.postgres import Postgres, running_postgres
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        server.execute(
+            "CREATE SCHEMA more;\n"
+            'CREATE TABLE public.orders (id int PRIMARY KEY); CREATE TABLE public."Order Lines" (id int PRIMARY KEY);\n'
+            "CREATE TABLE more.orders (id int PRIMARY KEY); CREATE VIEW more.seen AS SELECT 1;\n"
+            "CREATE TABLE public.days (day date PRIMARY KEY) PARTITION BY RANGE (day);\n"
+            "CREATE TABLE public.days_1 PARTITION OF public.days FOR VALUES FROM ('2026-01-01') TO ('2027-01-01')"
+        )
+        yield server
+
+
+class Engine:
+    """Counts what it is asked for."""
+
+    def __init__(self, restarted: Callable[[], None] = lambda: None) -> None:
+        self.asked = list[str]()
+        self._restarted = restarted
+
+    def restart(self) -> None:
+        self.asked.append("restart")
+        self._restarted()
+
+    def catch_up(self, stopping: Callable[[], bool]) -> bool:
+        self.asked.append("catch up")
+        return not stopping()
+
+
+def config(postgres: Postgres, **properties: str) -> Config:
+    connector = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": postgres.host,
+        "database.port": str(postgres.port),
+        "database.user": postgres.user,
+        "database.password": postgres.password,
+        "database.dbname": postgres.database,
+        "topic.prefix": "s",
+        **properties,
+    }
+    return Config.model_validate(
+        {
+            "sink": {"id": "s", "checkpoint": "/nowhere"},
+            "source": {"type": "debezium", "connector": connector, "buffer": "/nowhere/buffer"},
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": "/elsewhere"}},
+            "tables": [{"source": "s.public.orders", "target": "lake.s.orders"}],
+        }
+    )
+
+
+def connector(
+    of: Config, engine: Engine, table: str = "public.orders", stopping: Callable[[], bool] = lambda: False
+) -> OwnConnector:
+    taken: Any = engine
+    assert of.source.database is not None
+    return OwnConnector(taken, of, of.source.database, of.tables[0], table, stopping)
+
+
+@pytest.mark.parametrize(
+    ("properties", "expected"),
+    [
+        ({}, {"s.public.orders", "s.public.Order_Lines", "s.more.orders", "s.public.days_1"}),
+        ({"table.include.list": r"public\.orders, PUBLIC\.days.*"}, {"s.public.orders", "s.public.days_1"}),
+        ({"schema.exclude.list": "public"}, {"s.more.orders"}),
+        (
+            {
+                "schema.include.list": "pub.ic",
+                "table.exclude.list": r".*\.Order.*",
+                "publish.via.partition.root": "true",
+            },
+            {"s.public.days"},
+        ),
+        ({"transforms": "route"}, None),
+    ],
+)
+def test_the_connectors_own_lists_say_which_tables_it_takes(
+    postgres: Postgres, properties: dict[str, str], expected: set[str] | None
+) -> None:
+    assert captured_topics(config(postgres, **properties)) == expected
+
+
+def test_a_table_whose_changes_would_not_come_is_not_loaded(postgres: Postgres) -> None:
+    with pytest.raises(ConfigError, match=r"no table whose topic is s\.public\.orders, so that changes of public\.ord"):
+        connector(config(postgres, **{"table.include.list": "more.*"}), Engine()).check()
+    of, engine = config(postgres, **{"publication.name": "mine"}), Engine()
+    postgres.execute("CREATE PUBLICATION mine FOR TABLE more.orders")
+    with pytest.raises(ConfigError, match=r"the publication mine doesn't have public\.orders"):
+        connector(of, engine).check()
+    assert engine.asked == ["restart", "catch up"]
+    engine = Engine(lambda: postgres.execute("ALTER PUBLICATION mine ADD TABLE public.orders"))
+    connector(of, engine).check()
+    connector(of, engine).check()
+    assert engine.asked == ["restart", "catch up"], "once it has the table, nothing is needed"
+
+
+def test_a_load_begins_after_transactions_that_the_publication_came_too_late_for(postgres: Postgres) -> None:
+    of, begun = config(postgres, **{"publication.name": f"p{uuid4().hex}"}), threading.Event()
+    postgres.execute(f"CREATE PUBLICATION {of.source.connector['publication.name']} FOR ALL TABLES")
+
+    def check() -> None:
+        connector(of, Engine()).check()
+        begun.set()
+
+    with psycopg.connect(postgres.url) as other, psycopg.connect(postgres.url) as reader:
+        other.execute("INSERT INTO orders VALUES (1)")
+        reader.execute("SELECT * FROM orders")
+        thread = threading.Thread(target=check)
+        thread.start()
+        assert not begun.wait(2)
+        with pytest.raises(TemporaryError, match="stopped before its load began"):
+            connector(of, Engine(), stopping=lambda: True).check()
+        other.commit()
+        assert begun.wait(30), "it doesn't wait for who reads"
+        thread.join()
