@@ -8,8 +8,7 @@ from pyspark.sql import SparkSession
 
 from changelog.amounts import amount
 from sink.config import Config, DatabaseSection, TableSection, VerifySection
-from sink.databases.mysql import MySQL
-from sink.databases.postgres import Postgres
+from sink.databases.kinds import database_of
 from sink.databases.tables import database_table, expanded
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
@@ -43,7 +42,7 @@ _WAY_OUT = (
 def with_drivers(config: Config) -> Config:
     """The configuration with the JDBC drivers that its databases need among Spark's packages."""
     sections = [section for table in config.tables if (section := config.verify_of(table)) is not None]
-    needed = {_database(section.url).package for section in sections if section.url is not None}
+    needed = {database_of(section.url).package for section in sections if section.url is not None}
     given = [name.strip() for name in config.spark.get(_PACKAGES, "").split(",") if name.strip()]
     mine = {name.rsplit(":", 1)[0] for name in given}
     added = [package for package in sorted(needed) if package.rsplit(":", 1)[0] not in mine]
@@ -199,11 +198,7 @@ def _source(
     if database is None:
         raise ConfigError(f"{resolved.path}: verify has neither url nor spark_table. {_WAY_OUT}")
     path = "verify" if of_source is None or of_source.url != database.url else "source.database"
-    return _database(database.url)(spark, database, database_table(resolved, section.table), path)
-
-
-def _database(url: str) -> type[Postgres] | type[MySQL]:
-    return Postgres if url.startswith("jdbc:postgresql:") else MySQL
+    return database_of(database.url)(spark, database, database_table(resolved, section.table), path)
 
 
 def _dead_letters(spark: SparkSession, config: Config, section: TableSection) -> int:

@@ -1,7 +1,7 @@
 """Rows of a table of the source's database as changelog rows: what a load writes.
 
-The database is read in Spark's tasks, a part of the table each: a task opens a connection of its own, and decodes what
-it reads while the server sends it. Rows are decoded as those of the stream are (`changelog.formats.database_rows`).
+The database is read in Spark's tasks, a part of the table each by a connection of its own, and decoded while the server
+sends it (`CatalogTable.read`). Rows are decoded as those of the stream are (`changelog.formats.database_rows`).
 """
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -20,10 +20,9 @@ from changelog.formats.database_rows import NAME, column_of, described, read_rec
 from changelog.observed_types import observed_type
 from changelog.spec import METADATA, ChangelogSpec, ColumnSpec
 from sink.config import Config, DatabaseSection
-from sink.databases import postgres_ranges
-from sink.databases.postgres_catalog import PostgresColumn, columns_query, quoted_table
-from sink.databases.postgres_connection import PostgresConnection
-from sink.databases.postgres_values import UUID, ReadColumn, Spelling, read_column, stored
+from sink.databases.catalog_table import Batches, CatalogColumn
+from sink.databases.kinds import open_table
+from sink.databases.read_columns import UUID, ReadColumn, Spelling, stored
 from sink.errors import ConfigError, TemporaryError
 from sink.redaction import masked
 from sink.spark.computed import compute
@@ -35,7 +34,7 @@ PATH = "source.database"
 
 
 class TableRows:
-    """The rows of a table of Postgres.
+    """The rows of a table.
 
     :param section: the database.
     :param table: its table, as `schema.table` (`sink.databases.tables.database_table`).
@@ -63,11 +62,10 @@ class TableRows:
         observe: Callable[[dict[str, str]], None] | None = None,
     ) -> None:
         self.name = f"{table} of {masked(section.url)}"
-        self._spark, self._section, self._plan, self._observe = spark, section, plan, observe
-        self._table = quoted_table(table)
-        self._connection = PostgresConnection(section, PATH)
+        self._plan, self._observe = plan, observe
+        self._table = open_table(spark, section, table, PATH)
         try:
-            found = [PostgresColumn.of(row) for row in self._connection.rows(columns_query(self._table))]
+            found = self._table.columns()
             if not found:
                 raise ConfigError(f"{PATH}: there is no table {self.name}. Correct verify.table or {PATH}.url.")
             self._reading = self._planned(found, Spelling.of(config.source.format, config.source.format_options))
@@ -78,31 +76,25 @@ class TableRows:
         types = self._reading.types
         self.unknown = {name: observed_type(wire) for name, wire in types.items() if name not in taken}
 
-    def ranges(self, rows: int) -> list[str]:
+    def ranges(self, rows: int) -> Sequence[str]:
         """SQL conditions that part the table: each row fulfils one of them. They may be stored and used later.
 
         :param rows: about so many rows fulfil one of them.
         """
-        return postgres_ranges.ranges(self._connection, self._table, rows)
+        return self._table.ranges(rows)
 
     def files(self) -> str:
-        """Names the files in which the rows have their places. If it is another one after a load by `ranges` with
-        `ctid`, rows may be missing: load again.
-        """
-        return postgres_ranges.files(self._connection, self._table)
+        """Names what the parts depend on. If it doesn't begin so after a load, rows or values may be missing."""
+        return self._table.files()
 
-    def log_position(self) -> str:
-        """The place in the log before all changes that what is read from now on may lack. A transaction that has begun
-        long ago has its changes far before the log's end.
+    def order(self) -> Mapping[str, Any]:
+        """What rows that are read from now on have for names in `order_by` that are no columns of the table. No change
+        that they lack may be late beside them.
         """
-        found = self._connection.rows(
-            "SELECT restart_lsn::text FROM pg_replication_slots WHERE slot_type = 'logical' AND database = "
-            "current_database() AND restart_lsn IS NOT NULL ORDER BY restart_lsn LIMIT 1"
-        )
-        return str(found[0][0]) if found else "0/0"
+        return self._table.order()
 
     def estimated_rows(self) -> int:
-        return postgres_ranges.estimated_rows(self._connection, self._table)
+        return self._table.estimated_rows()
 
     def changes(self, conditions: Sequence[str], order: Mapping[str, Any], tasks: int | None = None) -> DataFrame:
         """The rows that fulfil the conditions, as the target's changelog rows (+I of a snapshot).
@@ -128,46 +120,50 @@ class TableRows:
         :param schema: schema of the result.
         :raises ConfigError: a field of `order_by` is neither in the table nor in `order`.
         """
-        # a frame of conditions would show values of keys in Spark's plans
-        numbers = self._spark.range(0, len(conditions), 1, min(len(conditions), tasks or len(conditions)))
-        return in_arrow(numbers, self._parts(conditions, order, step), schema)
+        frame, parts = self._parts(conditions, order, step, tasks)
+        return in_arrow(frame, parts, schema)
 
     def close(self) -> None:
-        self._connection.close()
+        self._table.close()
 
-    def _parts(self, conditions: Sequence[str], order: Mapping[str, Any], step: Step | None) -> "_ReadParts":
+    def _parts(
+        self, conditions: Sequence[str], order: Mapping[str, Any], step: Step | None, tasks: int | None
+    ) -> tuple[DataFrame, "_ReadParts"]:
         reading, spec = self._reading, self._reading.spec
         for name, _ in spec.order_by:
             is_metadata = name in METADATA and not spec.is_field(name)
             if not is_metadata and name not in order and column_of(name) not in reading.columns:
                 raise ConfigError(
                     f"{self._plan.section.target}: order_by has {name}, which {self.name} doesn't have. Write columns "
-                    "of the table, or source.lsn, source.ts_ms or ts_ms."
+                    f"of the table, or {self._table.order_names}."
                 )
-        spec = replace(spec, options=described(reading.types, order))
-        decoder = ChangelogDecoder(NAME, spec, self._observe)
+        decoder = ChangelogDecoder(NAME, replace(spec, options=described(reading.types, order)), self._observe)
         time = datetime.fromtimestamp(order["ts_ms"] / 1000, UTC) if "ts_ms" in order else datetime.now(UTC)
-        return _ReadParts(self._section, self._table, tuple(conditions), reading, time, decoder, step)
+        expressions = [column.sql for column in reading.columns.values()]
+        frame, batches = self._table.read(expressions, conditions, min(len(conditions), tasks or len(conditions)))
+        return frame, _ReadParts(batches, reading, decoder, time, step)
 
-    def _planned(self, found: Sequence[PostgresColumn], spelling: Spelling) -> "_Reading":
+    def _planned(self, found: Sequence[CatalogColumn], spelling: Spelling) -> "_Reading":
         spec = self._plan.changelog
         section = self._plan.section
         wanted = _targets(spec)
         columns, types = dict[str, ReadColumn](), dict[str, WireType]()
         for column in found:
-            read = read_column(column, wanted.get(column.name, ()), spelling)
+            if not column.is_sent:
+                continue
+            read = column.read(wanted.get(column.name, ()), spelling)
             if read is not None:
                 types[column.name] = read.wire
                 if column.name in wanted:
                     columns[column.name] = read
-            elif column.name in wanted and not column.is_generated:
+            elif column.name in wanted:
                 raise ConfigError(
                     f"{section.target}: column {column.name} of {self.name} is of the type {column.type}, which can't "
                     f"be loaded. Leave it out with exclude: [{column.name}], or load without rowdelta."
                 )
         if not columns:
             raise ConfigError(f"{section.target}: {self.name} has none of its columns. Correct verify.table.")
-        return _Reading(spec, columns, types, section.source)
+        return _Reading(spec, columns, types, section.source, self.name)
 
 
 def _targets(spec: ChangelogSpec) -> dict[str, list[pa.DataType]]:
@@ -191,56 +187,47 @@ class _Reading:
     :param columns: those that are read.
     :param types: what messages say of all columns.
     :param topic: what the rows have in `_source`.
+    :param name: of the table, for messages.
     """
 
     spec: ChangelogSpec
     columns: Mapping[str, ReadColumn]
     types: Mapping[str, WireType]
     topic: str
+    name: str
 
 
 @dataclass(frozen=True)
 class _ReadParts:
-    """What a task runs. Spark shows nothing of it, so the password is in no plan and in no log.
+    """What a task runs.
 
-    :param table: in quotes.
+    :param batches: batches of the frame -> the rows, as `reading.columns` select them.
     :param time: of the rows.
     """
 
-    section: DatabaseSection
-    table: str
-    conditions: Sequence[str]
+    batches: Batches
     reading: _Reading
-    time: datetime
     decoder: ChangelogDecoder
+    time: datetime
     step: Step | None
 
-    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """:param numbers: of the conditions.
-        :raises ConfigError: the database refuses the reading.
+    def __call__(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """:raises ConfigError: the database refuses the reading.
         :raises TemporaryError: it doesn't answer, or the table has changed.
         """
-        changes = self.decoder(self.records(numbers))
+        changes = self.decoder(self.records(frame))
         yield from changes if self.step is None else self.step(changes)
 
-    def records(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-        """The rows of these conditions as raw records."""
-        reading = self.reading
-        selected = ", ".join(f"{column.sql} AS c{n}" for n, column in enumerate(reading.columns.values()))
-        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
-            query = f"SELECT {selected} FROM {self.table} WHERE {self.conditions[number]}"
-            connection = PostgresConnection(self.section, PATH)
-            try:
-                for batch in connection.batches(query):
-                    yield self._record_batch(batch)
-            finally:
-                connection.close()
+    def records(self, frame: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """The rows as raw records."""
+        return map(self._record_batch, self.batches(frame))
 
     def _record_batch(self, batch: pa.RecordBatch) -> pa.RecordBatch:
-        parts = zip(self.reading.columns.items(), batch.columns, strict=True)
+        reading = self.reading
+        parts = zip(reading.columns.items(), batch.columns, strict=True)
         try:
             made = {name: column.made(stored(values)) for (name, column), values in parts}
         except pa.ArrowException:
-            raise TemporaryError(f"{PATH}: columns of {self.table} have other types now than before.") from None
+            raise TemporaryError(f"{PATH}: columns of {reading.name} have other types now than before.") from None
         rows = pa.StructArray.from_arrays(list(made.values()), list(made))
-        return read_records(rows, self.reading.topic, self.time)
+        return read_records(rows, reading.topic, self.time)

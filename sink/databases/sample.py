@@ -1,28 +1,38 @@
 """What the database's catalog tells of a table before there are messages of it (`sink.table.inference.Sample`)."""
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import closing
 from functools import cached_property
 
+from pyspark.sql import SparkSession
+
 from changelog.observed_types import observed_type
 from sink.config import Config, DatabaseSection, TableSection
-from sink.databases.postgres_catalog import PostgresColumn, columns_query, key_query, quoted_table
-from sink.databases.postgres_connection import PostgresConnection
-from sink.databases.postgres_values import Spelling, read_column
+from sink.databases.catalog_table import CatalogColumn
+from sink.databases.kinds import open_table
+from sink.databases.read_columns import Spelling
 from sink.errors import ConfigError
 from sink.redaction import masked
 from sink.table.inference import NOT_NULL
 
 
 class DatabaseSample:
-    """A table of Postgres, as its messages would tell of it.
+    """A table of a database, as its messages would tell of it.
 
     :param name: tells the table, as `schema.table`, if it is asked for anything.
     """
 
     is_empty = False
 
-    def __init__(self, config: Config, database: DatabaseSection, name: Callable[[], str], table: TableSection) -> None:
+    def __init__(
+        self,
+        spark: SparkSession,
+        config: Config,
+        database: DatabaseSection,
+        name: Callable[[], str],
+        table: TableSection,
+    ) -> None:
+        self._spark = spark
         self._config = config
         self._database = database
         self._name = name
@@ -34,8 +44,8 @@ class DatabaseSample:
         """
         spelling, types = Spelling.of(self._config.source.format, self._config.source.format_options), dict[str, str]()
         for column in self._read[0]:
-            read = read_column(column, (), spelling)
-            if read is not None and column.name not in self._table.exclude:
+            read = column.read((), spelling)
+            if read is not None and column.is_sent and column.name not in self._table.exclude:
                 types[column.name] = observed_type(read.wire) + (NOT_NULL if column.is_required else "")
         return types
 
@@ -47,12 +57,10 @@ class DatabaseSample:
         return {}
 
     @cached_property
-    def _read(self) -> tuple[list[PostgresColumn], tuple[str, ...]]:
+    def _read(self) -> tuple[Sequence[CatalogColumn], tuple[str, ...]]:
         name = self._name()
-        table = quoted_table(name)
-        with closing(PostgresConnection(self._database)) as connection:
-            columns = [PostgresColumn.of(row) for row in connection.rows(columns_query(table))]
-            key = tuple(str(name) for (name,) in connection.rows(key_query(table)))
+        with closing(open_table(self._spark, self._database, name, "source.database")) as table:
+            columns, key = table.columns(), table.key()
         if not columns:
             raise ConfigError(
                 f"source.database: there is no table {name} of {masked(self._database.url)}. Correct "

@@ -51,7 +51,7 @@ class Loads:
     def sample(self, resolved: ResolvedTable) -> Sample:
         """What the database tells of a table."""
         named = partial(source_table, self._config, resolved)
-        return DatabaseSample(self._config, self._database, named, resolved.section)
+        return DatabaseSample(self._spark, self._config, self._database, named, resolved.section)
 
     def load(self, resolved: ResolvedTable, sink: TableSink) -> None:
         """Load a table, or what is left of it.

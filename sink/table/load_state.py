@@ -1,7 +1,8 @@
 """What a table knows of its load from a database: how it is divided, and how far it has got."""
 
 import json
-from collections.abc import Callable
+import time
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass
 from typing import Any, Self
 
@@ -16,17 +17,12 @@ MARGIN = 600.0
 """Seconds. Clocks differ by less, and a connector has a change less long before other sessions of the database do."""
 
 
-def order_at(log_position: str, millis: int) -> dict[str, Any]:
-    """What rows that are read then have for names in `order_by` that are no columns of the source's table. No change
-    that they lack may be late beside them, whatever the clock of the database says.
-
-    :param log_position: of Postgres, before all such changes.
-    :param millis: the time of the reading, since 1970.
+def times_before() -> dict[str, Any]:
+    """What rows that are read from now on have for times in `order_by`: they are before those of all changes that the
+    rows may lack, whatever the clock of the database says.
     """
-    millis -= int(MARGIN * 1000)
-    upper, _, lower = log_position.partition("/")
-    lsn = (int(upper, 16) << 32) + int(lower, 16)
-    return {"source.lsn": lsn, "source.ts_ms": millis, "ts_ms": millis, "source.ts_us": millis * 1000}
+    millis = int((time.time() - MARGIN) * 1000)
+    return {"source.ts_ms": millis, "ts_ms": millis, "source.ts_us": millis * 1000}
 
 
 @dataclass(frozen=True)
@@ -37,8 +33,7 @@ class Load:
     :param estimated: about how many rows the source's table had.
     :param files: what the parts depend on (`sink.table.loading.SourceTable.files`).
     :param begin: where the topic ended then. All that is before it was committed before the first part was read.
-    :param log_position: the place in the database's log before all changes that the parts may lack.
-    :param started: milliseconds since 1970.
+    :param order: what the rows have for names in `order_by` that are no columns of the source's table.
     :param until: the position at which the table is equal to the source. None until all parts are there.
     """
 
@@ -46,8 +41,7 @@ class Load:
     estimated: int
     files: str
     begin: Position
-    log_position: str
-    started: int
+    order: Mapping[str, Any]
     until: Position | None = None
 
     @classmethod
@@ -57,10 +51,6 @@ class Load:
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
-
-    @property
-    def order(self) -> dict[str, Any]:
-        return order_at(self.log_position, self.started)
 
 
 @dataclass(frozen=True)

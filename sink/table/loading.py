@@ -55,8 +55,10 @@ class SourceTable(Protocol):
     def files(self) -> str:
         """Names what the parts depend on. If it doesn't begin so later, rows or values may be missing."""
 
-    def log_position(self) -> str:
-        """The place in the database's log before all changes that what is read from now on may lack."""
+    def order(self) -> Mapping[str, Any]:
+        """What rows that are read from now on have for names in `order_by` that are no columns of the table. No change
+        that they lack may be late beside them.
+        """
 
     def estimated_rows(self) -> int:
         """About how many rows there are."""
@@ -162,9 +164,8 @@ class Loading:
     def _begin(self) -> Load:
         begin = self._ends(MARGIN)  # first: the log's position, and what is read, must be later
         self._connector.check()
-        log_position, files = self._source.log_position(), self._source.files()
-        started, estimated = int(time.time() * 1000), self._source.estimated_rows()
-        load = Load(tuple(self._source.ranges(self._part_rows)), estimated, files, begin, log_position, started)
+        order, files, estimated = self._source.order(), self._source.files(), self._source.estimated_rows()
+        load = Load(tuple(self._source.ranges(self._part_rows)), estimated, files, begin, order)
         self._sink.note_load(load)
         log.info("%s: loading about %s of %s", self._name, amount(estimated, "row"), self._source.name)
         return load

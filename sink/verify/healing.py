@@ -17,15 +17,14 @@ opens the table again, and goes on (`AmendedError`).
 """
 
 import logging
-import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from datetime import UTC, datetime
 
 from pyspark.sql import DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql.pandas.types import from_arrow_schema
 
-from sink.databases.postgres import Postgres
+from sink.databases.database import Database
 from sink.databases.reading import Keys
 from sink.databases.rows import TableRows
 from sink.errors import AmendedError, FencedError, TemporaryError
@@ -34,7 +33,6 @@ from sink.spark.changes import is_bad
 from sink.spark.exchange import in_arrow
 from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.tasks.purge import Removals
-from sink.table.load_state import order_at
 from sink.table.microbatch import TableSink
 from sink.verify.comparison import joined
 from sink.verify.topic import Topic
@@ -59,7 +57,7 @@ class Healing:
     def __init__(
         self,
         opened: Callable[[], TableSink],
-        database: Postgres,
+        database: Database,
         rows: TableRows,
         topic: Topic,
         connections: int,
@@ -89,8 +87,7 @@ class Healing:
         :param with_key: adds these columns to a frame with the table's columns.
         :raises TemporaryError: a run of the sink commits all the time, or the database doesn't answer.
         """
-        order = order_at(self._rows.log_position(), int(time.time() * 1000))
-        read = self._rows.changes(self._conditions(texts), order, self._connections)
+        read = self._rows.changes(self._conditions(texts), self._rows.order(), self._connections)
         read = with_key(read.where(~is_bad(read)))
         found = joined(read, keys, keys.columns, "left_semi").localCheckpoint()
         missing = joined(gone, found, keys.columns, "left_anti").localCheckpoint()
@@ -105,7 +102,7 @@ class Healing:
             f"{sink.table.name}: a run of the sink commits all the time, so that nothing could be corrected. Run again."
         )
 
-    def _conditions(self, texts: Keys | None) -> list[str]:
+    def _conditions(self, texts: Keys | None) -> Sequence[str]:
         """What the source is asked for: the keys, or the whole table."""
         if texts is not None:
             parts = [texts.values[n : n + _KEYS_A_QUERY] for n in range(0, len(texts.values), _KEYS_A_QUERY)]

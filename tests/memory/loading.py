@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from changelog.rows import BAD, KIND, MOVED, RowKind, order_column
+from sink.table.load_state import times_before
 from sink.table.loading import Loading, is_due
 from sink.table.microbatch import TableSink
 from tests.memory.storage import Clock
@@ -96,8 +97,8 @@ class _Table:
     def check(self) -> None:
         self._clock.step("look at the source's log")
 
-    def log_position(self) -> str:
-        return "0/0"
+    def order(self) -> Mapping[str, Any]:
+        return times_before()
 
     def estimated_rows(self) -> int:
         return 7

@@ -169,7 +169,7 @@ def test_rows_are_what_the_stream_makes_of_them(
             spec = spec_of(wanted, options)
             differing = {
                 (name, wanted[column] if wanted is not types else "", column): rows
-                for column, rows in differences(config, section, spec, received[name]).items()
+                for column, rows in differences(config, section, spec, received[name], spark).items()
             }
             assert {w: rows for w, rows in differing.items() if not {*rows} <= {*NOT_THE_SAME.get(w, ())}} == {}
     check_changelog_rows(spark, section, received["usual"])
@@ -252,13 +252,13 @@ def natural_types(config: Config, section: DatabaseSection, stream: pa.RecordBat
 
 
 def differences(
-    config: Config, section: DatabaseSection, spec: ChangelogSpec, stream: pa.RecordBatch
+    config: Config, section: DatabaseSection, spec: ChangelogSpec, stream: pa.RecordBatch, spark: SparkSession
 ) -> dict[str, list[int]]:
     """Column -> ids of the rows whose values aren't the same."""
-    rows = rows_of(config, section, spec)
+    rows = rows_of(config, section, spec, spark)
     try:
-        parts = rows._parts(["true"], {}, None)
-        read = list(parts.records([pa.record_batch({"id": [0]})]))
+        frame, parts = rows._parts(["true"], {}, None, None)
+        read = list(parts.records(to_arrow(frame).to_batches()))
     finally:
         rows.close()
     sides = converted("debezium-json", spec, [stream]), converted(NAME, parts.decoder.spec, read)

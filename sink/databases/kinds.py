@@ -1,0 +1,24 @@
+"""Which code reads a database: its URL says it."""
+
+from pyspark.sql import SparkSession
+
+from sink.config import DatabaseSection
+from sink.databases.catalog_table import CatalogTable
+from sink.databases.mysql import MySQL
+from sink.databases.postgres import Postgres
+from sink.databases.postgres_table import PostgresTable
+
+
+def database_of(url: str) -> type[Postgres] | type[MySQL]:
+    return Postgres if url.startswith("jdbc:postgresql:") else MySQL
+
+
+def open_table(spark: SparkSession, section: DatabaseSection, name: str, path: str) -> CatalogTable:
+    """A table for a load.
+
+    :param name: as `schema.table`.
+    :param path: the section's place in the configuration, for messages.
+    :raises ConfigError: there is no driver, or the database refuses the user.
+    :raises TemporaryError: it doesn't answer.
+    """
+    return PostgresTable(spark, section, name, path)

@@ -1,0 +1,86 @@
+"""A table of Postgres, as a load reads it: by binary COPY, from connections that Spark's tasks open."""
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import pyarrow as pa
+from pyspark.sql import DataFrame, SparkSession
+
+from sink.config import DatabaseSection
+from sink.databases import postgres_ranges
+from sink.databases.catalog_table import Batches, CatalogColumn, CatalogTable
+from sink.databases.postgres_catalog import PostgresColumn, columns_query, key_query, quoted_table
+from sink.databases.postgres_connection import PostgresConnection
+from sink.databases.postgres_values import read_column
+from sink.table.load_state import times_before
+
+_RESTART = """
+SELECT (restart_lsn - '0/0'::pg_lsn)::int8 FROM pg_replication_slots
+WHERE slot_type = 'logical' AND database = current_database() AND restart_lsn IS NOT NULL
+ORDER BY restart_lsn LIMIT 1
+"""
+
+
+class PostgresTable(CatalogTable):
+    """:param name: as `schema.table`."""
+
+    order_names = "source.lsn, source.ts_ms or ts_ms"
+
+    def __init__(self, spark: SparkSession, section: DatabaseSection, name: str, path: str) -> None:
+        self._spark, self._section, self._path = spark, section, path
+        self._table = quoted_table(name)
+        self._connection = PostgresConnection(section, path)
+
+    def columns(self) -> list[CatalogColumn]:
+        found = [PostgresColumn.of(row) for row in self._connection.rows(columns_query(self._table))]
+        # the log has no generated columns
+        return [
+            CatalogColumn(c.name, c.type, not c.is_generated, c.is_required, partial(read_column, c)) for c in found
+        ]
+
+    def key(self) -> tuple[str, ...]:
+        return tuple(str(name) for (name,) in self._connection.rows(key_query(self._table)))
+
+    def estimated_rows(self) -> int:
+        return postgres_ranges.estimated_rows(self._connection, self._table)
+
+    def ranges(self, rows: int) -> list[str]:
+        return postgres_ranges.ranges(self._connection, self._table, rows)
+
+    def files(self) -> str:
+        return postgres_ranges.files(self._connection, self._table)
+
+    def order(self) -> Mapping[str, Any]:
+        # a transaction that has begun long ago has its changes far before the log's end
+        found = self._connection.rows(_RESTART)
+        return times_before() | {"source.lsn": found[0][0] if found else 0}
+
+    def read(self, columns: Sequence[str], conditions: Sequence[str], tasks: int) -> tuple[DataFrame, Batches]:
+        selected = ", ".join(f"{sql} AS c{n}" for n, sql in enumerate(columns))
+        queries = tuple(f"SELECT {selected} FROM {self._table} WHERE {condition}" for condition in conditions)
+        # a frame of conditions would show values of keys in Spark's plans
+        numbers = self._spark.range(0, len(queries), 1, tasks)
+        return numbers, _Queries(self._section, self._path, queries)
+
+    def close(self) -> None:
+        self._connection.close()
+
+
+@dataclass(frozen=True)
+class _Queries:
+    """What a task runs. Spark shows nothing of it, so the password is in no plan and in no log."""
+
+    section: DatabaseSection
+    path: str
+    queries: Sequence[str]
+
+    def __call__(self, numbers: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """:param numbers: of the queries."""
+        for number in (number for batch in numbers for number in batch.column(0).to_pylist()):
+            connection = PostgresConnection(self.section, self.path)
+            try:
+                yield from connection.batches(self.queries[number])
+            finally:
+                connection.close()
