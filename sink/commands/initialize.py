@@ -6,12 +6,14 @@ import sys
 import time
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from changelog.parse.schema_registry import OPTIONS as REGISTRY_OPTIONS
 from changelog.parse.schema_registry import PREFIX as REGISTRY_PREFIX
 from sink import config
-from sink.commands import discovery, proposal
+from sink.commands import database_discovery, discovery, proposal
 from sink.commands.discovery import Found, LeftOut
+from sink.config.job_sections import POSTGRES, SECURE, database_said_by
 from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
 from sink.redaction import is_secret, masked, remember
@@ -25,6 +27,8 @@ _PEM = {
 """librdkafka's option with a file -> Java's with the file's content."""
 _REFERENCE = re.compile(r"\$\{(?:file:(?!-)[^}:]+|[A-Za-z_]\w*)\}")
 """One reference without a default value."""
+_PASSWORD = "PGPASSWORD"
+"""The variable that Postgres' own programs read."""
 _USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
 
 
@@ -110,6 +114,81 @@ def from_files(
     return results
 
 
+def from_database(url: str, output: Path, tables: str = ".*") -> list[Found | LeftOut]:
+    """Write a configuration that mirrors a database with Debezium's own engine.
+
+    :param url: `postgresql://user:password@host:port/database`. The password may be a reference `${NAME}`. Without one
+        it is that of the environment's PGPASSWORD, if there is one.
+    :param output: the file to write.
+    :param tables: regular expression. Only tables `schema.table` that it matches as a whole are mirrored.
+    :return: what was found, and what was left out.
+    :raises ConfigError: the file exists, the URL is wrong, or nothing was found that can be a table.
+    :raises TemporaryError: the database doesn't answer.
+    """
+    _refuse_present(output)
+    try:
+        re.compile(tables)
+    except re.error as error:
+        raise ConfigError(f"--tables: {tables!r} is not a regular expression: {error}.") from None
+    connector = _connector(url)
+    password = connector.get("database.password")
+    if password is None and _PASSWORD in os.environ:
+        password = connector["database.password"] = f"${{{_PASSWORD}}}"
+    secrets = {}
+    if password is not None:
+        clear = _resolved("password", password, output.resolve().parent, database_discovery.OPTION)
+        remember({"password": clear})
+        connector["database.password"] = hidden("password", password, _PASSWORD)
+        if connector["database.password"] == f"${{{_PASSWORD}}}":
+            secrets = {_PASSWORD: clear}
+        section = config.DatabaseSection(**database_said_by({**connector, "database.password": clear}))
+    else:
+        section = config.DatabaseSection(**database_said_by(connector))
+    name = connector["database.dbname"]
+    connector["topic.prefix"] = prefix = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    connector["slot.name"] = connector["publication.name"] = f"rowdelta_{re.sub(r'[^a-z0-9_]', '_', name.lower())}"[:63]
+    connector["publication.autocreate.mode"] = "filtered"
+    results, lacks, is_partitioned = database_discovery.tables(section, prefix, tables)
+    found = [each.name.partition(".")[2] for each in results if isinstance(each, Found)]
+    connector["table.include.list"] = ",".join(map(re.escape, found))
+    if is_partitioned:
+        connector["publish.via.partition.root"] = "true"
+    place = proposal.Place(
+        type="debezium",
+        options=connector,
+        folder=output.resolve().parent,
+        secrets=sorted(secrets),
+        remark=" ".join(f"The database isn't ready: {what}." for what in lacks),
+        what=f"database {name} at {connector['database.hostname']}",
+        file=output.name,
+    )
+    _write(output, proposal.write(place, results), secrets)
+    return results
+
+
+def _connector(url: str) -> dict[str, str]:
+    """A connector's properties that a database's address says."""
+    parameters = [name for name in SECURE if not is_secret(name)]
+    wrong = ConfigError(
+        f"{database_discovery.OPTION}: got {masked(url)}, expected the scheme postgresql, a user, a host and a "
+        f"database, as rowdelta init --help shows. Parameters may be {', '.join(parameters)}."
+    )
+    try:
+        parts: SplitResult = urlsplit(url)
+        port = parts.port or 5432
+    except ValueError:
+        raise wrong from None
+    given = dict(parse_qsl(parts.query))
+    name = unquote(parts.path.removeprefix("/"))
+    is_known = parts.scheme in ("postgresql", "postgres") and given.keys() <= set(parameters)
+    if not (is_known and parts.hostname and parts.username and name) or "/" in name:
+        raise wrong
+    named = {"hostname": parts.hostname, "port": str(port), "user": unquote(parts.username), "dbname": name, **given}
+    if parts.password:
+        named["password"] = unquote(parts.password)
+    return {"connector.class": POSTGRES, **{f"database.{key}": value for key, value in named.items()}}
+
+
 class _Progress:
     """Prints a line on stderr every two seconds. The first one comes after two seconds."""
 
@@ -173,16 +252,17 @@ def _of_registry(options: Mapping[str, str]) -> dict[str, str]:
     return {name: value for name, value in options.items() if name.startswith(REGISTRY_PREFIX)}
 
 
-def _resolved(name: str, value: str, folder: Path) -> str:
+def _resolved(name: str, value: str, folder: Path, option: str = "--option") -> str:
     """Put values in place of references in an option's value, as in a configuration file.
 
     :param folder: of the configuration file.
+    :param option: of the command line.
     :raises ConfigError: there is no such variable or file.
     """
     try:
         return REFERENCE.sub(lambda reference: resolve(reference, folder), value)
     except ValueError as error:
-        raise ConfigError(f"--option {name} {error}") from None
+        raise ConfigError(f"{option} {name} {error}") from None
 
 
 def hidden(name: str, value: str, variable: str) -> str:

@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from datetime import UTC, datetime
+from functools import partial
 from typing import TypeVar
 
 from pyspark.sql import SparkSession
@@ -16,6 +17,8 @@ from sink.config import Config, TableSection
 from sink.config.folders import check_folders
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.config.options import cleaning_warning
+from sink.databases.sample import DatabaseSample
+from sink.databases.tables import source_table
 from sink.deadletters.table import check_table
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TableError
 from sink.redaction import redacted
@@ -23,6 +26,7 @@ from sink.run.pipeline import open_source
 from sink.sources.source import Position, Source
 from sink.spark.sample import SparkSample
 from sink.spark.session import activate
+from sink.table.inference import Sample
 from sink.table.keys import TableKey, shown, table_key, with_key
 from sink.table.load_state import load_of, stage_of
 from sink.table.patterns import NO_TABLE, ResolvedTable, find_tables
@@ -169,7 +173,10 @@ def _examined(
         needs_messages = table.section.columns is None or not table.section.key
         if needs_messages and isinstance(reached, RowdeltaError):
             return reached
-        sample = SparkSample(spark, config, table.section, source)
+        sample: Sample = SparkSample(spark, config, table.section, source)
+        database = config.source.database
+        if state is None and config.load.auto and database is not None and table.section.mode == "upsert":
+            sample = DatabaseSample(spark, config, database, partial(source_table, config, table), table.section)
         return _plan(catalogs, config, table, state[0] if state else None, sample)
 
     planned = _in_parallel(spark, plan_of, list(zip(tables, loaded, found, strict=True)))
@@ -260,7 +267,7 @@ def _snapshots(made: Sequence[int], expire: ExpireSection | None, now: datetime)
 
 
 def _plan(
-    catalogs: Catalogs, config: Config, resolved: ResolvedTable, table: Table | None, sample: SparkSample
+    catalogs: Catalogs, config: Config, resolved: ResolvedTable, table: Table | None, sample: Sample
 ) -> _Planned | RowdeltaError:
     section = resolved.section
     try:

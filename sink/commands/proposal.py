@@ -17,6 +17,19 @@ from sink.printing import one_line, printable
 _SINK = """\
 # id is a stable identity: each table stores its source position under this name. trigger: available-now applies what is
 # there, then stops; with an interval such as 10 seconds it goes on. Records that can't be applied are dead letters."""
+_MIRROR = """\
+# id is a stable identity: each table stores its source position under this name. With trigger: available-now, a run
+# applies what is there, then stops. Records that can't be applied are dead letters."""
+_CONNECTOR = """\
+# Debezium's own engine reads the database's log, without Kafka, and keeps what the tables haven't applied in buffer. It
+# creates the slot and the publication; docs/without-kafka.md says which rights it needs. While no run reads the slot,
+# the database keeps its log: drop the slot of a sink that is no longer used."""
+_LOAD = """\
+# Tables that are empty are copied from the database first, in parts, while it goes on (docs/load.md)."""
+_MIRRORED = """\
+# An entry may also stand for many tables, later ones too: {source: 'shop[.]public[.](.*)', target: lake.public.$1}.
+# Then table.include.list above must take them, but no table without a primary key: while the publication has it, the
+# database refuses its UPDATEs and DELETEs."""
 _CATALOGS = """\
 # A folder, to begin with. Any Iceberg catalog will do, or for Delta tables type: delta. For example:
 # lake: {type: rest, uri: "https://catalog:8181", warehouse: lake, credential: "${CATALOG_CREDENTIAL}"}"""
@@ -39,11 +52,11 @@ class Place:
     """Where changes come from.
 
     :param type: `source.type`.
-    :param options: `source.options` as the file has them: secrets are `${NAME}`.
+    :param options: `source.options` or `source.connector` as the file has them: secrets are `${NAME}`.
     :param folder: folder of the configuration file. Paths are relative to it.
     :param format_options: options of the schema registry, likewise.
     :param secrets: names of environment variables that the file refers to and that aren't set.
-    :param remark: says what such a variable must have, if that isn't clear.
+    :param remark: says what such a variable must have, if that isn't clear, or what the place lacks.
     :param what: the place in words, for messages and comments.
     :param file: the configuration file's name.
     """
@@ -108,13 +121,16 @@ def _lines(place: Place, results: Sequence[Found | LeftOut], chosen: Sequence[Fo
     what, sink_id = chosen[0].recognized, _sink_id(chosen, place)
     yield f"# Written by rowdelta init, from {_comment(place.what)}. Read it, then:"
     yield f"#   rowdelta check {_comment(place.file)}     # is it right? which columns will the tables have?"
-    yield f"#   rowdelta run {_comment(place.file)}"
+    how = "     # copies the tables, then follows their changes until Ctrl-C" if place.type == "debezium" else ""
+    yield f"#   rowdelta run {_comment(place.file)}{how}"
     if place.secrets:
         yield f"# Secrets are not in this file. Set {' and '.join(place.secrets)} in the environment before."
     if place.remark:
         yield f"# {place.remark}"
-    yield _SINK
-    sink = {"id": sink_id, "checkpoint": f"./state/{sink_id}", "trigger": "available-now"}
+    is_mirror = place.type == "debezium"
+    yield _MIRROR if is_mirror else _SINK
+    trigger = "10 seconds" if is_mirror else "available-now"
+    sink = {"id": sink_id, "checkpoint": f"./state/{sink_id}", "trigger": trigger}
     yield _yaml({"sink": sink | {"dead_letter_table": f"lake.rowdelta.{_name(sink_id)}_dead_letters"}})
     options = dict(place.options)
     if place.type == "files":
@@ -122,10 +138,16 @@ def _lines(place: Place, results: Sequence[Found | LeftOut], chosen: Sequence[Fo
     registry = place.format_options if what.format in ("avro", "debezium-avro") else {}
     own = {name: list(value) if isinstance(value, tuple) else value for name, value in what.options}
     source = {"type": place.type, "format": what.format, "options": options, "format_options": {**own, **registry}}
+    if is_mirror:
+        source = {"type": place.type, "buffer": f"./state/{sink_id}-buffer", "connector": options}
+        yield _CONNECTOR
     yield _yaml({"source": {name: value for name, value in source.items() if value}})
+    if is_mirror:
+        yield _LOAD
+        yield _yaml({"load": {"auto": True}})
     yield _CATALOGS
     yield _yaml({"catalogs": {"lake": {"type": "hadoop", "warehouse": "./warehouse"}}})
-    yield _TABLES
+    yield _MIRRORED if is_mirror else _TABLES
     if any(each.columns for each in chosen):
         yield _TYPES
         if what.format == "debezium-json":

@@ -134,20 +134,20 @@ class DatabaseSection(Section):
         return self
 
 
-_CONNECTOR = "io.debezium.connector.postgresql.PostgresConnector"
+POSTGRES = "io.debezium.connector.postgresql.PostgresConnector"
 _OURS = re.compile(r"name|rowdelta\..*|offset\..*|converter\..*|(key|value|header)\.converter(?!\.schemas\.enable$).*")
 """Fits properties of a connector that the sink sets itself."""
-_SECURE = ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword")
+SECURE = ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword")
 
 
-def _database_of(connector: Mapping[str, Any]) -> dict[str, str]:
+def database_said_by(connector: Mapping[str, Any]) -> dict[str, str]:
     """`source.database`, as properties of a connector say it. Empty if they don't."""
     given = {name: str(as_text(value)) for name, value in connector.items()}
     host, name = given.get("database.hostname", ""), given.get("database.dbname")
-    if given.get("connector.class") != _CONNECTOR or not host or name is None:
+    if given.get("connector.class") != POSTGRES or not host or name is None:
         return {}
     place = f"{f'[{host}]' if ':' in host else host}:{given.get('database.port', '5432')}/{quote(name, safe='')}"
-    secure = urlencode({key: given[f"database.{key}"] for key in _SECURE if f"database.{key}" in given})
+    secure = urlencode({key: given[f"database.{key}"] for key in SECURE if f"database.{key}" in given})
     found = {
         "url": f"jdbc:postgresql://{place}{'?' if secure else ''}{secure}",
         "slot": given.get("slot.name", "debezium"),
@@ -186,7 +186,7 @@ class SourceSection(Section):
     def _said_by_connector(cls, values: Any) -> Any:
         if isinstance(values, dict) and values.get("type") == "debezium":
             connector = values.get("connector")
-            database = _database_of(connector) if isinstance(connector, dict) else {}
+            database = database_said_by(connector) if isinstance(connector, dict) else {}
             return {"format": "debezium-json"} | ({"database": database} if database else {}) | values
         return values
 
@@ -211,10 +211,8 @@ class SourceSection(Section):
                 "buffer",
             )
         made = self.connector.get("connector.class")
-        if made != _CONNECTOR:
-            raise MisplacedError(
-                f"connector.class: got {made}, expected {_CONNECTOR}, so far the only one", "connector"
-            )
+        if made != POSTGRES:
+            raise MisplacedError(f"connector.class: got {made}, expected {POSTGRES}, so far the only one", "connector")
         if "topic.prefix" not in self.connector:
             raise MisplacedError(
                 "topic.prefix is missing. Topics are named <topic.prefix>.<schema>.<table>", "connector"

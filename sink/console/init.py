@@ -16,14 +16,24 @@ log = logging.getLogger("rowdelta")
 
 
 def add(commands: Commands) -> None:
-    init = command(commands, "init", _init, "write a first configuration for a broker's topics or a folder's files",
-               "Looks at a Kafka broker's topics, or at a folder of change files, recognises their format by the "
-               "messages, and writes a commented configuration. Never overwrites a file. Needs no Java.",
+    init = command(commands, "init", _init,
+               "write a first configuration for a database, a broker's topics or a folder's files",
+               "Looks at a Postgres database's tables, at a Kafka broker's topics, or at a folder of change files, "
+               "whose format it recognises by the messages, and writes a commented configuration. Never overwrites a "
+               "file. Needs no Java.",
                has_config=False)  # fmt: skip
     where = init.add_mutually_exclusive_group(required=True)
     where.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="a Kafka broker, or several with commas")
+    where.add_argument(
+        "--database", metavar="URL",
+        help="a Postgres to mirror, postgresql://user@host:5432/database, with the password in PGPASSWORD, or as "
+        "'postgresql://user:${NAME}@…' in single quotes",
+    )  # fmt: skip
     where.add_argument("--files", metavar="DIR", help="a folder of change files (Parquet or JSON), or of such folders")
     init.add_argument("--registry", metavar="URL", help="the schema registry, for Avro")
+    init.add_argument(
+        "--tables", metavar="REGEX", default=".*", help="only tables schema.table whose whole name this matches"
+    )
     init.add_argument("--topics", metavar="REGEX", default=".*", help="only topics whose whole name this matches")
     init.add_argument(
         "--option", metavar="NAME=VALUE", action="append", default=[],
@@ -43,30 +53,41 @@ def add(commands: Commands) -> None:
     init.add_argument("--output", metavar="FILE", default="sink.yaml", help="the file to write (default: ./sink.yaml)")
 
 
-def _refuse_options(args: argparse.Namespace) -> None:
-    """:raises ConfigError: options of `init` that the chosen kind of source doesn't have."""
-    of_kafka = {"--topics": args.topics != ".*", "--registry": args.registry is not None, "--option": args.option}
-    of_files = {"--order-by": args.order_by}
-    chosen, other, wrong = "--bootstrap-servers", "--files", of_files
-    if args.files is not None:
-        chosen, other, wrong = other, chosen, of_kafka
-    names = [name for name, is_given in wrong.items() if is_given]
+def _refuse_options(args: argparse.Namespace) -> str:
+    """The option that says where changes come from.
+
+    :raises ConfigError: options that this kind of source doesn't have.
+    """
+    sources = {"--database": args.database, "--files": args.files, "--bootstrap-servers": args.bootstrap_servers}
+    (chosen,) = [name for name, value in sources.items() if value is not None]
+    given = {
+        "--tables": (args.tables != ".*", ["--database"]),
+        "--topics": (args.topics != ".*", ["--bootstrap-servers"]),
+        "--registry": (args.registry is not None, ["--bootstrap-servers"]),
+        "--option": (args.option, ["--bootstrap-servers"]),
+        "--order-by": (args.order_by, ["--files"]),
+        "--key": (args.key, ["--bootstrap-servers", "--files"]),
+    }
+    names = [name for name, (is_given, takes) in given.items() if is_given and chosen not in takes]
     if names:
-        raise ConfigError(f"{' and '.join(names)}: only with {other}, and here is {chosen}. Leave it out.")
+        others = " or ".join(given[names[0]][1])
+        raise ConfigError(f"{' and '.join(names)}: only with {others}, and here is {chosen}. Leave it out.")
+    return chosen
 
 
 def _init(args: argparse.Namespace) -> int:
     from sink.commands import initialize, proposal
 
-    _refuse_options(args)
-    output = Path(args.output)
-    if args.files is not None:
+    chosen, output = _refuse_options(args), Path(args.output)
+    if args.database is not None:
+        results = initialize.from_database(args.database, output, args.tables)
+    elif args.files is not None:
         results = initialize.from_files(Path(args.files), output, args.key, args.order_by)
     else:
         results = initialize.from_kafka(
             args.bootstrap_servers, output, args.registry, args.topics, args.option, args.key
         )
-    for line in proposal.told("kafka" if args.files is None else "files", results):
+    for line in proposal.told("kafka" if chosen == "--bootstrap-servers" else "files", results):
         print(printable(line))
     print(f"wrote {output}. Read its comments, then: rowdelta check {output}")
     return 0

@@ -13,9 +13,13 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from sink import config
+from sink.cli import main
+from sink.commands import inspection
 from sink.commands.load import Load
 from sink.config import Config
 from sink.errors import ConfigError, TableError
+from sink.run.pipeline import Pipeline
 from tests.sink.test_debezium_source import Shop
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import wait_until
@@ -124,6 +128,61 @@ def test_a_database_is_mirrored_while_it_changes_and_both_are_killed(mirror: Mir
     assert mirror.postgres.password not in sink.text()
     loads = [row for row in sink.text().splitlines() if "loading about" in row]
     assert len(loads) == 3, "what is loaded isn't loaded again"
+
+
+def test_what_init_writes_of_a_database_mirrors_it(
+    mirror: Mirror, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    of, name, file = mirror.postgres, mirror.name, tmp_path / "sink.yaml"
+    of.execute(
+        f"CREATE TABLE {name}.keyless (what text);\n"
+        f"CREATE TABLE {name}.odd (id int PRIMARY KEY, place box, area path);\n"
+        f"INSERT INTO {name}.odd VALUES (1, '(0,0),(1,1)', '[(0,0)]');\n"
+        f"CREATE TABLE {name}.days (id int, day date, PRIMARY KEY (id, day)) PARTITION BY RANGE (day);\n"
+        f"CREATE TABLE {name}.days_1 PARTITION OF {name}.days FOR VALUES FROM ('2026-01-01') TO ('2027-01-01');\n"
+        f"INSERT INTO {name}.days VALUES (1, '2026-11-29')"
+    )
+    url = f"postgresql://{of.user}@{of.host}:{of.port}/{of.database}"
+    monkeypatch.setenv("PGPASSWORD", of.password)
+    assert main(["init", "--database", url, "--tables", rf"{name}\..*", "--output", str(file)]) == 0
+    said, text = capsys.readouterr().out, file.read_text()
+    assert f"postgres.{name}.keyless: left out, it has no primary key" in said
+    assert f"postgres.{name}.things: debezium-json, key id" in said
+    assert of.password not in said + text
+    assert "database.password: ${PGPASSWORD}" in text
+    loaded = config.load(file)
+    lines = list(inspection.check(mirror.spark, loaded))
+    assert lines[-1] == "ok"
+    assert any("id bigint (key), name string, amount decimal(12,2)" in line for line in lines), lines
+    once = loaded.model_copy(update={"sink": loaded.sink.model_copy(update={"trigger": "available-now"})})
+    try:
+        Pipeline(mirror.spark, once).run()
+        of.execute(f"INSERT INTO {name}.days VALUES (2, '2026-11-30');\nDELETE FROM {name}.things WHERE id > 9")
+        Pipeline(mirror.spark, once).run()
+        assert mirror.equals("things", "quiet", "days")
+        assert mirror.in_lake("odd") == [(1,)]
+    finally:
+        of.execute("SELECT pg_drop_replication_slot('rowdelta_postgres')")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (
+            ["--database", "mysql://u:secret@h/d"],
+            "got mysql://****@h/d, expected the scheme postgresql, a user, a host",
+        ),
+        (["--database", "postgresql://u@h/d?application_name=x"], "Parameters may be sslmode"),
+        (["--database", "postgresql://u:${NOBODY}@h/d"], "the environment has no NOBODY"),
+        (["--database", "postgresql://u@h/d", "--tables", "("], "is not a regular expression"),
+        (["--database", "postgresql://u@h/d", "--key", "id"], "--key: only with --bootstrap-servers or --files"),
+    ],
+)
+def test_init_refuses_what_it_can_not_mirror(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], arguments: list[str], words: str
+) -> None:
+    assert main(["init", *arguments, "--output", str(tmp_path / "sink.yaml")]) == 2
+    assert words in capsys.readouterr().err
 
 
 def test_load_ends_when_the_tables_are_equal(mirror: Mirror) -> None:
