@@ -57,13 +57,14 @@ def run(folder: Path, rows: int, turns: int) -> None:
         database = config.source.database
         assert database is not None
         plan = plan_table(Catalogs(spark, config), config, ResolvedTable(config.tables[0], "tables[0]"), None)
-        source = TableRows(spark, config, database, "public.orders", plan)
+        source = TableRows(spark, config, database, "public.orders", config.tables[0])
         print(f"{rows:,} rows of 8 columns; rows a second, and rows a second of CPU time (medians of {turns})")
         for connections in (1, 2):
             parts = source.ranges(-(-rows // connections))
+            read = source.of(parts, {})
             ways: Mapping[str, Callable[[], DataFrame]] = {
-                "rowdelta": partial(source.changes, parts, {}),
-                "rowdelta, in the task": partial(source.changes_into, _counted, "rows bigint", parts, {}),
+                "rowdelta": partial(read.changes, plan),
+                "rowdelta, in the task": partial(read.changes_into, plan, None, _counted, "rows bigint"),
                 "Spark's JDBC source": partial(_jdbc, spark, database, parts),
             }
             taken = {name: [_taken(way) for _ in range(turns + 1)][1:] for name, way in ways.items()}

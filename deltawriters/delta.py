@@ -192,6 +192,7 @@ class DeltaWriter:
             data_files = self._superseded.removed(data_files, Locations(known.file, known.pos))
         self._kind_counts[RowKind.UPDATE_AFTER] -= sum(map(len, completed.letters))
         rows = {kind.short: int(self._kind_counts[kind]) for kind in RowKind}
+        completed, ignored = completed.without_absent(self._options.absent_before)
         if index is not None:
             resolved, written = resolved or self._resolve(index), None
             if self._late is not None and self._deleted:
@@ -202,7 +203,7 @@ class DeltaWriter:
             deletes = self._table.key_deletes(self._factory, self._options.key)
             delete_keys(deletes, whole, pa.concat_tables(earlier) if earlier else None)
             files += deletes.close()
-        result = WriteResult(files, rows, resolved, completed, moves, ignored=self._ignored)
+        result = WriteResult(files, rows, resolved, completed, moves, ignored=self._ignored + ignored)
         late = self._late
         return result if late is None else replace(result, late=late.count, late_letters=late.letters)
 

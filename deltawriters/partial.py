@@ -6,8 +6,9 @@ the order, and this loses least. If a key has no whole change in the commit, its
 row that the table has. If there is no row to apply them to, their kinds say what becomes of them.
 """
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import functools
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
 
 import numpy as np
 import numpy.typing as npt
@@ -225,6 +226,24 @@ class Completed:
     def and_more(self, other: "Completed") -> "Completed":
         letters, absent = [*self.letters, *other.letters], self.absent + other.absent
         return Completed(self.rows + other.rows, [*self.files, *other.files], letters, absent)
+
+    def without_absent(self, before: Mapping[int, int]) -> tuple["Completed", int]:
+        """Leave out updates of absent rows.
+
+        :param before: see `DeltaOptions.absent_before`.
+        :return: what is left, and how many were left out.
+        """
+        letters = list[pa.StructArray]()
+        for bad in self.letters:
+            is_left = pc.equal(bad.field("error_class"), BadRecord.ROW_ABSENT)
+            places = [
+                pc.and_(pc.equal(bad.field("partition"), partition), pc.less(bad.field("offset"), offset))
+                for partition, offset in before.items()
+            ]
+            is_before = functools.reduce(pc.or_, places, pa.repeat(False, len(bad)))
+            letters.append(bad.filter(pc.fill_null(pc.invert(pc.and_(is_left, is_before)), True)))
+        left_out = sum(map(len, self.letters)) - sum(map(len, letters))
+        return replace(self, letters=letters), left_out
 
 
 def complete(kept: Sequence[pa.RecordBatch], whole: WholeChanges, index: IndexTask) -> Completed:

@@ -16,7 +16,7 @@ flushed.
 """
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -69,6 +69,8 @@ class DeltaOptions:
     :param ignores_removals: removals are only counted.
     :param applies_late: they are applied, though the index has order values.
     :param history: the columns of versions, if the table has history.
+    :param absent_before: partition -> offset. Updates before it that lack values are only counted if the table has no
+        row of their key: a later message before it removes the row.
     :param show_values: errors and reasons may quote values of rows. Else they have types and lengths.
     """
 
@@ -86,6 +88,7 @@ class DeltaOptions:
     ignores_removals: bool = False
     applies_late: bool = False
     history: VersionColumns | None = None
+    absent_before: Mapping[int, int] = field(default_factory=dict)
     show_values: bool = True
 
 

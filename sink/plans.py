@@ -48,7 +48,7 @@ class TaskPlan:
         partitions had snapshot rows. None if nobody needs this report.
     :param lasting: pack all data files for a long life (`sink.table.plan.files_last`).
     :param order: in which rows are written.
-    :param purges: see `TableBatch`.
+    :param purges: whether it is a purge (`sink.sources.source.Work`).
     """
 
     table: TableSpec

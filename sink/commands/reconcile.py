@@ -69,7 +69,7 @@ class _Reconciling:
         topic = Topic(self._spark, config, sink.plan)
         with (
             closing(Postgres(self._spark, database, name, PATH)) as source,
-            closing(TableRows(self._spark, config, database, name, sink.plan)) as rows,
+            closing(TableRows(self._spark, config, database, name, section)) as rows,
         ):
             source.note_log_position()  # a replica may lack what the table has already
             healing = Healing(self._opened, source, rows, topic, config.load.connections, config.load.part_rows)

@@ -248,7 +248,7 @@ class _Replay:
         count = changes.count()
         if count:
             log.info("%s: applying %s", target, amount(count, "change"))
-            batch = TableBatch(lambda: records, position, count, changes)
+            batch = TableBatch(None, position, count, changes, work="replay")
             self._sink.apply_batch(None, batch)
 
     def _since_truncate(self, changes: DataFrame, truncates: DataFrame) -> DataFrame:

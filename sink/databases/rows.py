@@ -19,8 +19,8 @@ from changelog.decoding import ChangelogDecoder, spark_schema
 from changelog.formats.database_rows import NAME, column_of, described, read_records
 from changelog.observed_types import observed_type
 from changelog.spec import METADATA, ChangelogSpec, ColumnSpec
-from sink.config import Config, DatabaseSection
-from sink.databases.catalog_table import Batches, CatalogColumn
+from sink.config import Config, DatabaseSection, TableSection
+from sink.databases.catalog_table import Batches
 from sink.databases.kinds import open_table
 from sink.databases.read_columns import UUID, ReadColumn, Spelling, stored
 from sink.errors import ConfigError, TemporaryError
@@ -34,47 +34,40 @@ PATH = "source.database"
 
 
 class TableRows:
-    """The rows of a table.
+    """A table whose rows can be read.
 
     :param section: the database.
     :param table: its table, as `schema.table` (`sink.databases.tables.database_table`).
-    :param plan: how changes of the target are decoded.
-    :param observe: is called with types that the target can't store (`changelog.observed_types.Observed`).
-    :raises ConfigError: the database can't be read by this code, refuses the user, has no such table, or has a column
-        of a type of which nothing is known here.
+    :param target: the entry of the configuration.
+    :raises ConfigError: the database can't be read by this code, refuses the user, or has no such table.
     :raises TemporaryError: the database doesn't answer.
     """
 
     name: str
     """For people, without secrets."""
-    unknown: Mapping[str, str]
-    """What the table lacks: columns of the database -> the Spark SQL types that they need, as in
-    `changelog.observed_types.Observed`.
-    """
 
     def __init__(
-        self,
-        spark: SparkSession,
-        config: Config,
-        section: DatabaseSection,
-        table: str,
-        plan: TablePlan,
-        observe: Callable[[dict[str, str]], None] | None = None,
+        self, spark: SparkSession, config: Config, section: DatabaseSection, table: str, target: TableSection
     ) -> None:
         self.name = f"{table} of {masked(section.url)}"
-        self._plan, self._observe = plan, observe
+        self._target = target
+        self._spelling = Spelling.of(config.source.format, config.source.format_options)
         self._table = open_table(spark, section, table, PATH)
         try:
-            found = self._table.columns()
-            if not found:
+            self._columns = self._table.columns()
+            if not self._columns:
                 raise ConfigError(f"{PATH}: there is no table {self.name}. Correct verify.table or {PATH}.url.")
-            self._reading = self._planned(found, Spelling.of(config.source.format, config.source.format_options))
         except BaseException:
             self.close()
             raise
-        taken = {column.field for column in plan.changelog.columns} | plan.changelog.excluded
-        types = self._reading.types
-        self.unknown = {name: observed_type(wire) for name, wire in types.items() if name not in taken}
+
+    def unknown(self, spec: ChangelogSpec) -> dict[str, str]:
+        """What the target lacks: columns of the database -> the Spark SQL types that they need, as in
+        `changelog.observed_types.Observed`.
+        """
+        taken = {column.field for column in spec.columns} | spec.excluded
+        types = self._planned(spec).types
+        return {name: observed_type(wire) for name, wire in types.items() if name not in taken}
 
     def ranges(self, rows: int) -> Sequence[str]:
         """SQL conditions that part the table: each row fulfils one of them. They may be stored and used later.
@@ -96,74 +89,87 @@ class TableRows:
     def estimated_rows(self) -> int:
         return self._table.estimated_rows()
 
-    def changes(self, conditions: Sequence[str], order: Mapping[str, Any], tasks: int | None = None) -> DataFrame:
-        """The rows that fulfil the conditions, as the target's changelog rows (+I of a snapshot).
+    def of(self, conditions: Sequence[str], order: Mapping[str, Any], tasks: int | None = None) -> "SomeRows":
+        """The rows that fulfil conditions.
 
         :param conditions: of `ranges`.
         :param order: name in `order_by` that is no column of the table -> its value in all rows: a number or a text.
         :param tasks: that read them, each by a connection. By default one for each condition.
         """
-        rows = self.changes_into(None, spark_schema(self._plan.changelog), conditions, order, tasks)
-        return compute(rows, self._plan)
-
-    def changes_into(
-        self,
-        step: Step | None,
-        schema: str | T.StructType,
-        conditions: Sequence[str],
-        order: Mapping[str, Any],
-        tasks: int | None = None,
-    ) -> DataFrame:
-        """Run `step` on the changelog rows in the tasks that read them. Only if Python decodes them alone
-        (`TablePlan.is_decoded_whole`).
-
-        :param schema: schema of the result.
-        :raises ConfigError: a field of `order_by` is neither in the table nor in `order`.
-        """
-        frame, parts = self._parts(conditions, order, step, tasks)
-        return in_arrow(frame, parts, schema)
+        return SomeRows(self, conditions, order, min(len(conditions), tasks or len(conditions)))
 
     def close(self) -> None:
         self._table.close()
 
-    def _parts(
-        self, conditions: Sequence[str], order: Mapping[str, Any], step: Step | None, tasks: int | None
+    def reading(
+        self,
+        spec: ChangelogSpec,
+        some: "SomeRows",
+        observe: Callable[[dict[str, str]], None] | None = None,
+        step: Step | None = None,
     ) -> tuple[DataFrame, "_ReadParts"]:
-        reading, spec = self._reading, self._reading.spec
+        """What reads rows in tasks, and the frame on which it runs.
+
+        :raises ConfigError: a field of `order_by` is neither in the table nor in `order`, or a column is of a type of
+            which nothing is known here.
+        """
+        reading, order = self._planned(spec), some.order
         for name, _ in spec.order_by:
             is_metadata = name in METADATA and not spec.is_field(name)
             if not is_metadata and name not in order and column_of(name) not in reading.columns:
                 raise ConfigError(
-                    f"{self._plan.section.target}: order_by has {name}, which {self.name} doesn't have. Write columns "
+                    f"{self._target.target}: order_by has {name}, which {self.name} doesn't have. Write columns "
                     f"of the table, or {self._table.order_names}."
                 )
-        decoder = ChangelogDecoder(NAME, replace(spec, options=described(reading.types, order)), self._observe)
+        decoder = ChangelogDecoder(NAME, replace(spec, options=described(reading.types, order)), observe)
         time = datetime.fromtimestamp(order["ts_ms"] / 1000, UTC) if "ts_ms" in order else datetime.now(UTC)
         expressions = [column.sql for column in reading.columns.values()]
-        frame, batches = self._table.read(expressions, conditions, min(len(conditions), tasks or len(conditions)))
+        frame, batches = self._table.read(expressions, some.conditions, some.tasks)
         return frame, _ReadParts(batches, reading, decoder, time, step)
 
-    def _planned(self, found: Sequence[CatalogColumn], spelling: Spelling) -> "_Reading":
-        spec = self._plan.changelog
-        section = self._plan.section
-        wanted = _targets(spec)
+    def _planned(self, spec: ChangelogSpec) -> "_Reading":
+        target, wanted = self._target.target, _targets(spec)
         columns, types = dict[str, ReadColumn](), dict[str, WireType]()
-        for column in found:
+        for column in self._columns:
             if not column.is_sent:
                 continue
-            read = column.read(wanted.get(column.name, ()), spelling)
+            read = column.read(wanted.get(column.name, ()), self._spelling)
             if read is not None:
                 types[column.name] = read.wire
                 if column.name in wanted:
                     columns[column.name] = read
             elif column.name in wanted:
                 raise ConfigError(
-                    f"{section.target}: column {column.name} of {self.name} is of the type {column.type}, which can't "
+                    f"{target}: column {column.name} of {self.name} is of the type {column.type}, which can't "
                     f"be loaded. Leave it out with exclude: [{column.name}], or load without rowdelta."
                 )
         if not columns:
-            raise ConfigError(f"{section.target}: {self.name} has none of its columns. Correct verify.table.")
-        return _Reading(spec, columns, types, section.source, self.name)
+            raise ConfigError(f"{target}: {self.name} has none of its columns. Correct verify.table.")
+        return _Reading(columns, types, self._target.source, self.name)
+
+
+@dataclass(frozen=True)
+class SomeRows:
+    """Some rows of a table (`sink.sources.source.DatabaseRows`). See `TableRows.of`."""
+
+    table: TableRows
+    conditions: Sequence[str]
+    order: Mapping[str, Any]
+    tasks: int
+
+    def changes(self, plan: TablePlan, observe: Callable[[dict[str, str]], None] | None = None) -> DataFrame:
+        """As the target's changelog rows (+I of a snapshot)."""
+        return compute(self.changes_into(plan, observe, None, spark_schema(plan.changelog)), plan)
+
+    def changes_into(
+        self,
+        plan: TablePlan,
+        observe: Callable[[dict[str, str]], None] | None,
+        step: Step | None,
+        schema: str | T.StructType,
+    ) -> DataFrame:
+        frame, parts = self.table.reading(plan.changelog, self, observe, step)
+        return in_arrow(frame, parts, schema)
 
 
 def _targets(spec: ChangelogSpec) -> dict[str, list[pa.DataType]]:
@@ -190,7 +196,6 @@ class _Reading:
     :param name: of the table, for messages.
     """
 
-    spec: ChangelogSpec
     columns: Mapping[str, ReadColumn]
     types: Mapping[str, WireType]
     topic: str

@@ -70,13 +70,14 @@ class Loads:
             return
         self._source.identify(section)
         sink.check_source()
-        with self._connector(section, name) as connector:
+        with (
+            self._connector(section, name) as connector,
+            closing(TableRows(self._spark, self._config, self._database, name, section)) as rows,
+        ):
             if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
-                with closing(self._rows(name, sink)) as rows:
-                    sink.follow_schema(rows.unknown)
-            with closing(self._rows(name, sink)) as rows:
-                numbers = settings.connections, settings.part_rows
-                Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
+                sink.follow_schema(rows.unknown(sink.plan.changelog))
+            numbers = settings.connections, settings.part_rows
+            Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
 
     @contextmanager
     def _connector(self, section: TableSection, name: str) -> Iterator[Connector]:
@@ -85,6 +86,3 @@ class Loads:
             return
         with closing(Postgres(self._spark, self._database, name, PATH)) as connection:
             yield PostgresConnector(connection)
-
-    def _rows(self, name: str, sink: TableSink) -> TableRows:
-        return TableRows(self._spark, self._config, self._database, name, sink.plan)

@@ -268,7 +268,8 @@ class Maintenance:
             return
         with self._turn(member, sink) as has_turn:
             if has_turn:
-                sink.purge(*found)
+                gone = sink.apply_beside("purge", *found).keys("deleted")
+                log.info("%s: purged %s", sink.table.name, amount(gone, "deleted row"))
 
     def _drop(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove delete files that apply to nothing. Only manifests are written for it, which the budget doesn't

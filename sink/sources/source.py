@@ -8,7 +8,7 @@ Tables are named by `TableSection.id`: several may have the same source, and one
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from sink.config import TableSection
 from sink.errors import RowdeltaError
@@ -64,44 +64,61 @@ class WholeFile:
     bytes: int
 
 
+class DatabaseRows(Protocol):
+    """Rows of a database's table. They are read whenever a job needs them."""
+
+    def changes(self, plan: Any, observe: Callable[[Any], None] | None = None) -> "DataFrame":
+        """The rows as changelog rows.
+
+        :param plan: how they are decoded (`sink.table.table_plan.TablePlan`).
+        :param observe: is called with types that the table can't store (`changelog.observed_types.Observed`).
+        """
+
+    def changes_into(self, plan: Any, observe: Callable[[Any], None], step: Any, schema: str) -> "DataFrame":
+        """Run a step (`sink.spark.exchange.Step`) on them in the tasks that read them. Only if Python decodes them
+        alone.
+
+        :param schema: of the step's result.
+        """
+
+
+Work = Literal["micro-batch", "load", "replay", "correction", "purge"]
+"""What changes are. A correction is beside a run of the sink that may be going on: the position stays, and no change is
+late, whatever its order value. A purge removes rows that were marked as deleted (`soft_delete`), unless they have
+changed since.
+"""
+
+
 @dataclass(frozen=True)
 class TableBatch:
     """A table's part of a micro-batch.
 
-    :param records: makes a frame of the raw records (or typed rows of Parquet files) beyond the table's position.
+    :param records: makes a frame of the raw records (or typed rows of Parquet files) beyond the table's position. None
+        if there are only `changes` or `rows`.
     :param end: the position after the records are applied.
     :param estimated_rows: the number of records, if the source knows it without reading them.
     :param changes: changelog rows, if the records are already decoded.
-    :param into: makes the `changes` anew, and runs a step (`sink.spark.exchange.Step`) on them in the tasks that make
-        them. It takes the step, and the schema of its result. Only if Python decodes them alone.
+    :param rows: rows of a database in place of records.
     :param declared: path -> the columns of each file, if the records are typed.
     :param share: how to read the records together with those of other tables, if that is possible.
     :param files: the Parquet files in their order by their paths, if tasks can read them whole.
-    :param purges: the changes remove rows that were marked as deleted (`soft_delete`), unless these have changed since.
-    :param heals: the changes correct rows, beside a run of the sink that may be going on. The position stays, and no
-        change is late, whatever its order value.
-    :param loaded: how many parts of a load (`sink.table.load_state`) are in the table after it. None: it is of no load.
     :param more: whether the table has a further part in the micro-batch. It comes after this one is committed.
+    :param work: what it is.
+    :param load: of a load, what it has decided (`sink.table.load_state.Load`), and how many of its parts are in the
+        table after this.
     """
 
-    records: Callable[[], "DataFrame"]
+    records: "Callable[[], DataFrame] | None"
     end: Position
     estimated_rows: int | None
     changes: "DataFrame | None" = None
-    into: "Callable[[Any, str], DataFrame] | None" = None
+    rows: "DatabaseRows | None" = None
     declared: "Mapping[str, T.StructType] | None" = None
     share: SharedRead | None = None
     files: Mapping[str, WholeFile] | None = None
     more: bool = False
-    purges: bool = False
-    loaded: int | None = None
-    heals: bool = False
-
-    @property
-    def work(self) -> str:
-        """What it is, for people, if it is no micro-batch of a stream."""
-        named = {"load": self.loaded is not None, "correction": self.heals, "purge": self.purges}
-        return next((name for name, holds in named.items() if holds), "replay")
+    work: "Work" = "micro-batch"
+    load: tuple[str, int] | None = None
 
 
 @dataclass(frozen=True)

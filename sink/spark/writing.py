@@ -103,7 +103,7 @@ class SparkWriter:
         return self._plan.section.mode == "append"
 
     def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
-        frame = batch.records() if batch.changes is None else batch.changes
+        frame = self._frame(batch)
         tasks = _tasks(batch, _set_up(frame))
         steps = self._steps(begun, tasks)
         if batch.files and self._decoder.reader is not None and not may_repeat:
@@ -115,6 +115,7 @@ class SparkWriter:
         return self._summed_up(begun, tasks, results)
 
     def write_with(self, others: Sequence[Self], batch: TableBatch, begun: Sequence[Begun]) -> list[Written]:
+        assert batch.records is not None
         writers, frame = [self, *others], batch.records()
         tasks = _tasks(batch, _set_up(frame))
         parts = [
@@ -132,6 +133,15 @@ class SparkWriter:
         results = _collected(writers, lambda: exchanged(made, tasks * len(writers), run))
         of_each = [results[number * tasks : (number + 1) * tasks] for number in range(len(writers))]
         return [w._summed_up(each, tasks, found) for w, each, found in zip(writers, begun, of_each, strict=True)]
+
+    def _frame(self, batch: TableBatch) -> DataFrame:
+        """The batch's changes, or the records of which they are made."""
+        if batch.rows is not None:
+            return batch.rows.changes(self._plan, self._observed.add)
+        if batch.changes is not None:
+            return batch.changes
+        assert batch.records is not None
+        return batch.records()
 
     def _summed_up(self, begun: Begun, tasks: int, results: Sequence[TaskResult]) -> Written:
         written = sum_up(begun, tasks, results, dict(self._observed.value), dict(self._stated_keys.value))
@@ -199,12 +209,13 @@ class SparkWriter:
             frame = frame.coalesce(tasks)
         then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, RESULT_SCHEMA)
         in_python = self._decoder.ends_in_python and not may_repeat
-        if batch.into is not None and in_python and shuffles:
-            made = batch.into(then, schema)
-        elif batch.changes is None and in_python:
+        is_decoded = batch.changes is not None or batch.rows is not None
+        if batch.rows is not None and in_python and shuffles:
+            made = batch.rows.changes_into(self._plan, self._observed.add, then, schema)
+        elif not is_decoded and in_python:
             made = self._decoder.changes_into(then, schema, frame)
         else:
-            changes = frame if batch.changes is not None else self._decoder.changes(frame)
+            changes = frame if is_decoded else self._decoder.changes(frame)
             if may_repeat:
                 changes = self._without_kept(changes)
                 # bad records, and partial rows with them, come from other partitions: a task owns the keys of its own

@@ -29,7 +29,9 @@ def times_before() -> dict[str, Any]:
 class Load:
     """What was decided before the first part of the source's table was read.
 
-    :param parts: conditions in SQL that divide the source's table, in the order in which they are loaded.
+    :param parts: conditions in SQL that divide the source's table, in the order in which they are loaded. None after
+        the load: they have values of keys.
+    :param count: how many parts there are.
     :param estimated: about how many rows the source's table had.
     :param files: what the parts depend on (`sink.table.loading.SourceTable.files`).
     :param begin: where the topic ended then. All that is before it was committed before the first part was read.
@@ -38,6 +40,7 @@ class Load:
     """
 
     parts: tuple[str, ...]
+    count: int
     estimated: int
     files: str
     begin: Position
@@ -89,6 +92,6 @@ def stage_of(
     :param position: the table's.
     :param is_ahead: see `Source.is_ahead`.
     """
-    if loaded.parts < len(load.parts):
-        return f"loading, {100 * loaded.parts // len(load.parts)} %"
+    if loaded.parts < load.count:
+        return f"loading, {100 * loaded.parts // load.count} %"
     return "catching up" if load.until is None or is_ahead(load.until, position or {}) else "equal"

@@ -19,19 +19,15 @@ import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import Any, Protocol
 
 from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
-from sink.sources.source import Position
+from sink.sources.source import DatabaseRows, Position
 from sink.table.load_state import MARGIN, Load
 from sink.table.microbatch import TableSink
 from sink.targets.retries import doubled
 from sink.targets.values import CommitUnknownError
-
-if TYPE_CHECKING:
-    from pyspark.sql import DataFrame
 
 log = logging.getLogger("rowdelta")
 
@@ -63,14 +59,11 @@ class SourceTable(Protocol):
     def estimated_rows(self) -> int:
         """About how many rows there are."""
 
-    def changes(self, conditions: Sequence[str], order: Mapping[str, Any]) -> "DataFrame":
-        """The rows of parts as decoded changelog rows. They are read, one part in a task, whenever a job needs them.
+    def of(self, conditions: Sequence[str], order: Mapping[str, Any]) -> DatabaseRows:
+        """The rows of parts. A task reads one part.
 
         :param order: name in `order_by` that is no column of the table -> its value in all rows.
         """
-
-    def changes_into(self, step: Any, schema: Any, conditions: Sequence[str], order: Mapping[str, Any]) -> "DataFrame":
-        """Run a step on these rows in the tasks that read them. See `sink.sources.source.TableBatch.into`."""
 
 
 class Connector(Protocol):
@@ -94,7 +87,7 @@ def is_due(sink: TableSink, *, auto: bool) -> bool:
     found = sink.load
     if found is not None:
         load, loaded = found
-        return load.until is None or loaded.parts < len(load.parts)  # the latter after a rollback of the table
+        return load.until is None or loaded.parts < load.count  # the latter after a rollback of the table
     return auto and sink.plan.section.mode == "upsert" and sink.position is None and sink.table.is_empty()
 
 
@@ -136,19 +129,24 @@ class Loading:
         :raises RowdeltaError: what is committed stays. Another load goes on from there.
         """
         known = self._sink.load
-        load = self._begin() if known is None else known[0]
-        self._sink.remember_start(load.begin)
-        if dict(self._sink.position or {}) != dict(load.begin):
+        if known is None:
+            load, done = self._begin(self._ends(MARGIN)), 0
+        elif not known[0].parts:  # the table was taken back after its load: rows that it has come once more
+            load, done = self._begin(known[0].begin), 0
+        else:
+            load, done = known[0], known[1].parts
+        if self._sink.position is not None and dict(self._sink.position) != dict(load.begin):
             raise TableError(
                 f"{self._name}: changes were applied since its load began, which would be undone by rows that were "
                 "read before. Start over: rowdelta reset, and an empty table."
             )
-        since, first = time.monotonic(), self._done()
-        while (done := self._done()) < len(load.parts):
+        since, first = time.monotonic(), done
+        while done < load.count:
             if self._stopping():
                 return False
-            part = load.parts[done : done + self._connections]
-            self._take_in(load, part, done + len(part))
+            parts = load.parts[done : done + self._connections]
+            done += len(parts)
+            self._take_in(load, parts, done)
             self._tell(load, since, first)
         if not self._source.files().startswith(load.files):
             raise TableError(
@@ -158,30 +156,23 @@ class Loading:
             )
         if not self._connector.wait(self._stopping):
             return False
-        self._sink.note_load(replace(load, until=self._ends(0)))
+        self._sink.end_load(replace(load, parts=(), until=self._ends(0)))
         return True
 
-    def _begin(self) -> Load:
-        begin = self._ends(MARGIN)  # first: the log's position, and what is read, must be later
+    def _begin(self, begin: Position) -> Load:
+        """:param begin: the log's position, and what is read, must be later."""
         self._connector.check()
         order, files, estimated = self._source.order(), self._source.files(), self._source.estimated_rows()
-        load = Load(tuple(self._source.ranges(self._part_rows)), estimated, files, begin, order)
-        self._sink.note_load(load)
+        parts = tuple(self._source.ranges(self._part_rows))
         log.info("%s: loading about %s of %s", self._name, amount(estimated, "row"), self._source.name)
-        return load
-
-    def _done(self) -> int:
-        found = self._sink.load
-        return 0 if found is None else found[1].parts
+        return Load(parts, len(parts), estimated, files, begin, order)
 
     def _take_in(self, load: Load, parts: Sequence[str], done: int) -> None:
         """Read parts, and commit them. A database that doesn't answer is asked again."""
-        estimated = load.estimated * len(parts) // len(load.parts)
+        estimated = load.estimated * len(parts) // load.count
         for attempt in range(_ATTEMPTS):
             try:
-                rows = self._source.changes(parts, load.order)
-                into = partial(self._source.changes_into, conditions=parts, order=load.order)
-                self._sink.take_in(rows, into, estimated, done)
+                self._sink.take_in(load, self._source.of(parts, load.order), estimated, done)
             except CommitUnknownError:
                 raise  # only when the table is opened again its state tells
             except TemporaryError as error:
@@ -198,9 +189,9 @@ class Loading:
         assert found is not None
         _, loaded = found
         seconds = time.monotonic() - since
-        left = seconds / (loaded.parts - first) * (len(load.parts) - loaded.parts)
+        left = seconds / (loaded.parts - first) * (load.count - loaded.parts)
         log.info(
             "%s: loaded %s of about %s (%d %%), %.0f s left",
             *(self._name, f"{loaded.rows:,}", amount(max(load.estimated, loaded.rows), "row")),
-            *(100 * loaded.parts // len(load.parts), left),
+            *(100 * loaded.parts // load.count, left),
         )

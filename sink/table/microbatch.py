@@ -10,10 +10,9 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 from uuid import uuid4
 
-from changelog.amounts import amount
 from changelog.decoding import ChangelogDecoder, Stated
 from changelog.spec import ChangelogSpec
 from changelog.topics import partition_named
@@ -24,7 +23,7 @@ from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
-from sink.sources.source import Position, Source, Stream, TableBatch
+from sink.sources.source import DatabaseRows, Position, Source, Stream, TableBatch, Work
 from sink.sources.topics import check_form, continued, places_of
 from sink.spark.job_errors import before_commit
 from sink.table.copy_on_write import Replacement, replace_files
@@ -259,20 +258,15 @@ class TableSink:
         changes, count = self._open.engine.removals(self.upkeep.newest_table(), self.plan, before)
         return (changes, count) if count else None
 
-    def purge(self, changes: "DataFrame", count: int) -> int:
-        """Remove rows that were marked as deleted. A row stays that isn't any more, or has been deleted again since.
+    def apply_beside(self, work: Work, changes: "DataFrame", count: int) -> Written:
+        """Apply changes that are of no stream: the position stays where it is.
 
-        :param changes: see `long_deleted`, and for `count`.
-        :return: how many rows are gone.
-        :raises RowdeltaError: see `apply_batch`.
+        :param changes: changelog rows.
+        :raises RowdeltaError: see `apply_batch`. With `FencedError`, a run has committed meanwhile.
         """
         position = self.position
         assert position is not None
-        batch = TableBatch(lambda: changes, position, count, changes, purges=True)
-        written = self.apply_batch(None, batch)
-        gone = sum(part.keys["deleted"] for part in written.index)
-        log.info("%s: purged %s", self.table.name, amount(gone, "deleted row"))
-        return gone
+        return self.apply_batch(None, TableBatch(None, position, count, changes, work=work))
 
     @property
     def load(self) -> tuple[Load, Loaded] | None:
@@ -289,25 +283,21 @@ class TableSink:
         except SchemaEvolvedError:
             self._open.rebase()
 
-    def note_load(self, load: Load) -> None:
-        """Store what a load has decided."""
-        self.table.set_property(f"{self._open.prefix}.{LOAD}", load.to_json())
-        self.table.refresh()
+    def take_in(self, load: Load, rows: DatabaseRows, estimated: int, parts: int) -> Written:
+        """Take in rows that a load has read. The position is where the load began.
 
-    def take_in(
-        self, rows: "DataFrame", into: "Callable[[Any, str], DataFrame]", estimated: int, parts: int
-    ) -> Written:
-        """Take in rows that a load has read. The position stays where it is.
-
-        :param rows: as changelog rows.
-        :param into: see `TableBatch.into`.
         :param estimated: about how many they are.
-        :param parts: see `TableBatch.loaded`.
+        :param parts: how many parts of the load are in the table then.
         :raises RowdeltaError: see `apply_batch`.
         """
-        position = self.position
-        assert position is not None
-        return self.apply_batch(None, TableBatch(lambda: rows, position, estimated, rows, into, loaded=parts))
+        known = load.to_json(), parts
+        batch = TableBatch(None, load.begin, estimated, rows=rows, work="load", load=known)
+        return self.apply_batch(None, batch)
+
+    def end_load(self, load: Load) -> None:
+        """Store that all parts are there."""
+        self.table.set_property(f"{self._open.prefix}.{LOAD}", load.to_json())
+        self.table.refresh()
 
     @contextmanager
     def going_first(self) -> Iterator[None]:
@@ -319,16 +309,6 @@ class TableSink:
         finally:
             self.table.refresh()
             self.table.set_property(name, None)
-
-    def heal(self, changes: "DataFrame", count: int) -> Written:
-        """Correct rows. The position stays where it is, and a run of the sink that is going on continues from it.
-
-        :param changes: changelog rows.
-        :raises RowdeltaError: see `apply_batch`. With `FencedError`, a run has committed meanwhile.
-        """
-        position = self.position
-        assert position is not None
-        return self.apply_batch(None, TableBatch(lambda: changes, position, count, changes, heals=True))
 
     def prepare_batch(self, batch: TableBatch) -> Written | None:
         """Write changes that continue the table's position, without a commit. None if they must be written again.
@@ -557,7 +537,7 @@ class TableSink:
         """Go on from what was committed."""
         self._keep()  # the files belong to the table now
         logs.note_snapshot(self.table.snapshot_id())
-        work = batch.work if batch_id is None else f"batch {batch_id}"
+        work: str = batch.work if batch_id is None else f"batch {batch_id}"
         log_committed(self.table.name, work, written, request, commit_seconds, copies=self.plan.section.copies)
         deletes = 0 if request.index is None else request.index.delete_files
         self.upkeep.count(len(written.files) + deletes)
@@ -612,9 +592,16 @@ class TableSink:
             opening=self._letters.opening,
             letters=self._letters.operation,
             index_seconds=index_seconds,
-            purges=batch.purges,
-            heals=batch.heals,
+            work=batch.work,
+            absent_before=self._caught_up_at,
         )
+
+    @property
+    def _caught_up_at(self) -> Mapping[int, int]:
+        """See `DeltaOptions.absent_before`."""
+        found = self.load
+        until = None if found is None else found[0].until
+        return {int(partition): offset for partition, offset in (until or {}).items()}
 
     def _finish(self, written: Written) -> Written:
         try:
@@ -719,9 +706,10 @@ class TableSink:
         elif self._is_of_topics and dict(end) != dict(self.position or {}):
             # a replay has this mode in each table
             state = replace(state, streamed=None)
-        if batch.loaded is not None:
-            rows = 0 if before.loaded is None else before.loaded.rows
-            state = replace(state, loaded=Loaded(batch.loaded, rows + written.read))
+        if batch.load is not None:
+            load, parts = batch.load
+            rows = 0 if before.loaded is None or load != before.load else before.loaded.rows
+            state = replace(state, load=load, loaded=Loaded(parts, rows + written.read))
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
     def _empties(self, written: Written) -> bool:
@@ -753,7 +741,7 @@ class TableSink:
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
             metrics=written.metrics if index is None else index.added_to(written.metrics),
             index=index,
-            amends=self._amends if batch.heals else (),
+            amends=self._amends if batch.work == "correction" else (),
             others=self._others,
         )
 

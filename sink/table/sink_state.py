@@ -10,7 +10,7 @@ from sink.config import TableSection
 from sink.sources.source import Position
 from sink.sources.topics import continued
 from sink.table.keys import KEY, TableKey
-from sink.table.load_state import LOADED, Loaded
+from sink.table.load_state import LOAD, LOADED, Loaded
 from sink.table.source_tables import SOURCE_TABLES, SourceTables
 from sink.targets.own_state import start_position
 from sink.targets.seam import TableView
@@ -33,7 +33,8 @@ class SinkState:
     :param written: bytes that micro-batches have written, if maintenance has a budget.
     :param late: how many late changes were left out so far.
     :param key: the table's key, and which keys messages have stated. None if none is known.
-    :param loaded: how far a load has got. None if there was none.
+    :param load: the `Load` that the table has had, as text. None if there was none.
+    :param loaded: how far it has got.
     :param source_tables: which of the source's tables it has. None if that isn't known.
     """
 
@@ -45,6 +46,7 @@ class SinkState:
     late: int
     key: TableKey | None
     source_tables: SourceTables | None
+    load: str | None
     loaded: Loaded | None
 
     @classmethod
@@ -65,6 +67,7 @@ class SinkState:
             int(found["late"]),
             None if key is None else TableKey.from_json(key),
             None if tables is None else SourceTables.from_json(tables),
+            table.property(f"{prefix}.{LOAD}"),
             Loaded.from_json(found[LOADED]) if found[LOADED] else None,
         )
 
@@ -106,6 +109,7 @@ class SinkState:
             "late": str(self.late),
             KEY: None if self.key is None else self.key.to_json(),
             SOURCE_TABLES: None if self.source_tables is None else self.source_tables.to_json(),
+            LOAD: self.load,
             LOADED: "" if self.loaded is None else self.loaded.to_json(),
         }
 

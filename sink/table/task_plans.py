@@ -46,11 +46,12 @@ class TaskPlans:
                 global_deletes=begun.global_deletes or self._plan.derived_partition,
                 deletes_carry_row=deletes_carry_row(self._config),
                 copy_on_write=section.copies,
-                keeps_late=section.late == "dead-letter" and not begun.purges,
-                soft_delete=None if begun.purges else self._plan.changelog.soft_delete,
+                keeps_late=section.late == "dead-letter" and begun.work != "purge",
+                soft_delete=None if begun.work == "purge" else self._plan.changelog.soft_delete,
                 ignores_removals=section.source_deletes == "ignore",
-                applies_late=section.late == "apply" or begun.heals,
+                applies_late=section.late == "apply" or begun.work == "correction",
                 history=self._plan.changelog.history,
+                absent_before=begun.absent_before,
                 show_values=self._config.sink.show_values,
                 # the same row in two files differs in `_source`, which isn't a contradiction
                 content=tuple(name for name in decoded if name in stored) if section.mode == "changelog" else (),
@@ -66,7 +67,7 @@ class TaskPlans:
             index,
             lasting=files_last(section),
             order=self._plan.order,
-            purges=begun.purges,
+            purges=begun.work == "purge",
         )
 
     def hash(self, begun: Begun, tasks: int) -> KeyHash:

@@ -6,7 +6,7 @@ import logging
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from changelog.amounts import amount, amounts, sized
 from changelog.decoding import Stated
@@ -15,6 +15,7 @@ from deltawriters import TableSpec
 from deltawriters.keyindex import IndexSlice
 from sink.results import IndexPart, TaskResult
 from sink.routing import KeyHash
+from sink.sources.source import Work
 
 log = logging.getLogger("rowdelta")
 
@@ -33,7 +34,8 @@ class Begun:
     :param started: when the attempt began (`time.monotonic`).
     :param opening: the `opening` of the dead-letter table (`DeadLetters`).
     :param letters: the last commit of the table's bad records (`DeadLetters.operation`).
-    :param purges: see `TableBatch`, and for `heals`.
+    :param work: see `TableBatch`.
+    :param absent_before: see `DeltaOptions`.
     :param index_seconds: how long it took to bring the index up to the table.
     """
 
@@ -48,8 +50,8 @@ class Begun:
     opening: int
     letters: str | None
     index_seconds: float = 0.0
-    purges: bool = False
-    heals: bool = False
+    work: Work = "micro-batch"
+    absent_before: Mapping[int, int] = field(default_factory=dict)
 
 
 @dataclass(frozen=True)

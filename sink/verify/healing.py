@@ -87,7 +87,8 @@ class Healing:
         :param with_key: adds these columns to a frame with the table's columns.
         :raises TemporaryError: a run of the sink commits all the time, or the database doesn't answer.
         """
-        read = self._rows.changes(self._conditions(texts), self._rows.order(), self._connections)
+        plan = self._opened().plan
+        read = self._rows.of(self._conditions(texts), self._rows.order(), self._connections).changes(plan)
         read = with_key(read.where(~is_bad(read)))
         found = joined(read, keys, keys.columns, "left_semi").localCheckpoint()
         missing = joined(gone, found, keys.columns, "left_anti").localCheckpoint()
@@ -134,7 +135,7 @@ class Healing:
         corrections = found.drop(*key).unionByName(_removals(sink, missing, with_key)).localCheckpoint()
         count = corrections.count()
         if count:
-            sink.heal(corrections, count)
+            sink.apply_beside("correction", corrections, count)
         return keys
 
 

@@ -178,7 +178,7 @@ class MemoryWriter:
     def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
         tasks = self._engine.tasks
         plan = self._task_plans.plan(begun, tasks)
-        changes: Any = batch.changes
+        changes: Any = batch.changes if batch.rows is None else batch.rows.changes(self._plan)
         if may_repeat:
             self._engine.clock.step("look for dead letters")
             changes = _marked(changes, self._engine.kept())

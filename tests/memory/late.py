@@ -84,7 +84,7 @@ class LatePlayer(Player):
     def _snapshot_at(self, end: int) -> Snapshot:
         """The next snapshot of the sink, which reaches this offset."""
         snapshots = (s for s in self._snapshots if s.id not in self.effects and "position" in s.sink)
-        return next(s for s in snapshots if int(s.sink["position"]["offset"]) == end)
+        return next(s for s in snapshots if int(s.sink["position"]["0"]) == end)
 
     def _applied(
         self, content: Content, start: int, end: int, refused: Collection[int], *, came_late: bool = False
@@ -173,7 +173,7 @@ class TwoSinks(LatePlayer):
             Message((), {}, truncates=True) if kind is None else Message(((kind, row),), {}) for kind, row in rows
         ]
         self.orders, self._end = [order for *_, order in changes], self._end + 1
-        sink.apply_batch(0, replace(self._batch(0, len(changes)), end={"offset": self._end}))
+        sink.apply_batch(0, replace(self._batch(0, len(changes)), end={"0": self._end}))
 
     @property
     def rows(self) -> dict[int, int]:

@@ -11,6 +11,7 @@ from typing import Any
 import pyarrow as pa
 
 from changelog.rows import BAD, KIND, MOVED, RowKind, order_column
+from sink.sources.source import DatabaseRows
 from sink.table.load_state import times_before
 from sink.table.loading import Loading, is_due
 from sink.table.microbatch import TableSink
@@ -18,7 +19,7 @@ from tests.memory.storage import Clock
 from tests.memory.stories import _BAD_TYPE, PREFIX, SCHEMA, Content, Player, Story, _kept
 from tests.memory.table import Snapshot
 
-_VERBS = {"set", "delete", "change key", "repeat", "truncate", "shift keys", "swap keys"}
+_VERBS = {"set", "update", "delete", "change key", "repeat", "truncate", "shift keys", "swap keys"}
 _PARTS = 3
 
 
@@ -40,6 +41,8 @@ class LoadPlayer(Player):
 
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
+        self.until = len(self.messages)
+        """Where the table was equal to the source first. Updates before it may be of rows that are gone."""
         self.states = [Counter[Any]()]
         """What the source has after each number of messages."""
         for number in range(len(self.messages)):
@@ -55,7 +58,7 @@ class LoadPlayer(Player):
     def opened(self, clock: Clock, *, is_guest: bool = False) -> TableSink:
         sink = super().opened(clock, is_guest=is_guest)
         table: Any = _Table(self, clock)
-        ends, connections = lambda _: {"offset": self.delivered}, self.random.randint(1, _PARTS)
+        ends, connections = lambda _: {"0": self.delivered}, self.random.randint(1, _PARTS)
         if is_due(sink, auto=True):
             Loading(sink, table, table, ends, connections, 1).run()
         return sink
@@ -73,13 +76,21 @@ class LoadPlayer(Player):
         """Note what a part of a load adds. Unlike a micro-batch, it leaves the position where it is."""
         self.kept[snapshot.id] = frozenset(self.offsets())
         if f"{PREFIX}.load" in self.store.properties:
-            self.start = json.loads(self.store.properties[f"{PREFIX}.load"])["begin"]["offset"]
-        if "position" in snapshot.sink and snapshot.sink["position"]["offset"] == self.start:
+            self.start = json.loads(self.store.properties[f"{PREFIX}.load"])["begin"]["0"]
+        if "position" in snapshot.sink and snapshot.sink["position"]["0"] == self.start:
             read = self.read
             keys = {self.key_of(row) for row in read}
             self.effects[snapshot.id] = lambda content: _kept(content, lambda row: self.key_of(row) not in keys) + read
 
+    def _apply_partial(self, content: Content, number: int, end: int, is_refused: bool) -> None:
+        ((key, _),) = self.messages[number].rows.items()
+        if is_refused or number >= self.until or any(self.key_of(row) == key for row in content.elements()):
+            super()._apply_partial(content, number, end, is_refused)
+
     def check(self) -> None:
+        self.until = json.loads(self.store.properties[f"{PREFIX}.load"])["until"]["0"]
+        if "rollback" not in self.happened:  # after which another load may have ended later
+            assert all(offset >= self.until for offset in self.offsets()), "an update of a row that is gone was refused"
         super().check()
         newest = next(reversed(self.store.snapshots.values()), None)
         assert (self.content(newest) if newest else Counter()) == self.states[-1]
@@ -110,7 +121,10 @@ class _Table:
         self._player.go_on()
         return [str(number) for number in range(_PARTS)]
 
-    def changes(self, parts: Sequence[str], order: Mapping[str, Any]) -> Any:
+    def of(self, conditions: Sequence[str], order: Mapping[str, Any]) -> DatabaseRows:
+        return _Rows(self, conditions)
+
+    def read(self, parts: Sequence[str]) -> Any:
         self._clock.step("read a part")
         player = self._player
         read = Counter[Any]()
@@ -128,11 +142,22 @@ class _Table:
         arrays |= {f.name: pa.array([row[n] for row in rows], f.type) for n, f in enumerate(SCHEMA)}
         return pa.table(arrays)
 
-    def changes_into(self, step: Any, schema: Any, conditions: Sequence[str], order: Mapping[str, Any]) -> Any:
-        raise NotImplementedError("the engine of stories takes changes")
-
     def wait(self, stopping: Callable[[], bool]) -> bool:
         self._clock.step("wait for the connector")
         player = self._player
         player.delivered = player.now
         return True
+
+
+class _Rows:
+    """See `DatabaseRows`."""
+
+    def __init__(self, table: _Table, parts: Sequence[str]) -> None:
+        self._table = table
+        self._parts = parts
+
+    def changes(self, plan: Any, observe: Any = None) -> Any:
+        return self._table.read(self._parts)
+
+    def changes_into(self, plan: Any, observe: Any, step: Any, schema: str) -> Any:
+        raise NotImplementedError("the engine of stories takes changes")

@@ -77,7 +77,7 @@ class SoftPlayer(LatePlayer):
             found = changes.select([*self.story.key, *self._marks]).to_pylist()
             outer, self._purging = self._purging, frozenset(tuple(row.values()) for row in found)
             try:
-                sink.purge(changes, len(changes))
+                sink.apply_beside("purge", changes, len(changes))
             finally:
                 self._purging = outer
         return True

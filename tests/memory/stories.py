@@ -367,10 +367,10 @@ class _Source:
     """Nothing but what `TableSink` asks."""
 
     def is_ahead(self, position: Mapping[str, Any], other: Mapping[str, Any]) -> bool:
-        return bool(position["offset"] > other["offset"])
+        return bool(position["0"] > other["0"])
 
     def furthest(self, one: Mapping[str, Any], other: Mapping[str, Any]) -> Mapping[str, Any]:
-        return max(one, other, key=lambda position: position["offset"])
+        return max(one, other, key=lambda position: position["0"])
 
     def partitions(self, _: Any) -> int:
         return 1
@@ -606,7 +606,7 @@ class Player:
 
     def _apply(self, sink: TableSink, size: int) -> bool:
         """Apply the next micro-batch. Returns whether there was one."""
-        start = int((sink.position or {"offset": 0})["offset"])
+        start = int((sink.position or {"0": 0})["0"])
         end = min(start + size, len(self.messages))
         if start == end:
             return False
@@ -640,7 +640,7 @@ class Player:
             arrays[UNAVAILABLE] = unavailable_bits(lacking, np.any(lacking, axis=0))
         arrays |= {name: pa.array(columns[name], SCHEMA.field(name).type) for name in SCHEMA.names}
         frame: Any = pa.table(arrays)
-        return TableBatch(lambda: frame, {"offset": end}, None, changes=frame)
+        return TableBatch(lambda: frame, {"0": end}, None, changes=frame)
 
     def order_value(self, place: int) -> int:
         """:param place: of a change: its message's number, and its own number in it."""
@@ -652,7 +652,7 @@ class Player:
         for _ in range(len(self.messages)):
             if not self._apply(sink, 7):
                 break
-        assert (sink.position or {"offset": 0})["offset"] == len(self.messages)
+        assert (sink.position or {"0": 0})["0"] == len(self.messages)
 
     def offsets(self) -> list[int]:
         """The offsets of all dead letters."""
@@ -858,7 +858,7 @@ class Player:
             if snapshot.id in self.effects:
                 before = self.effects[snapshot.id](before)
             elif "position" in snapshot.sink:
-                end = int(snapshot.sink["position"]["offset"])
+                end = int(snapshot.sink["position"]["0"])
                 assert offset < end, "a micro-batch was applied twice"
                 refused = self.refused.get(snapshot.sink["operation"], set())
                 assert refused <= self.kept[snapshot.id], "an update was not applied, and no dead letter was kept"

@@ -482,8 +482,8 @@ class MemoryCommitter:
         properties = {**store.properties, **request.properties}
         parts = {part: properties.get(f"{request.prefix}.{part}") for part in OF_POSITION}
         stored["state"] = {part: value for part, value in parts.items() if value is not None}
-        store.add(files, kind, stored)
         store.properties |= {**request.properties, f"{request.prefix}.position": json.dumps(stored)}
+        store.add(files, kind, stored)
         self._table.clock.step("hear of a commit")
         self._table._see()
         return Done()

@@ -24,7 +24,8 @@ class Healed(TwoSinks):
         """Rows as they are in the source, or keys that it doesn't have: kind, key and order value."""
         self.messages = [Message(((kind, (key, "b", "eu", order)),), {}) for kind, key, order in changes]
         self.orders = [order for *_, order in changes]
-        self.opened(Clock(), is_guest=True).heal(self._batch(0, len(changes)).records(), len(changes))
+        rows: Any = self._batch(0, len(changes)).changes
+        self.opened(Clock(), is_guest=True).apply_beside("correction", rows, len(changes))
 
     def run(self) -> TableSink:
         return self.process("stream", "another")

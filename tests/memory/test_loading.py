@@ -7,6 +7,7 @@ from typing import Any
 
 import pytest
 
+from deltawriters.partial import Completed
 from sink.config import Config
 from sink.databases import connector
 from sink.databases.connector import PostgresConnector
@@ -37,12 +38,10 @@ def test_a_loaded_table_is_what_the_source_is(tmp_path: Path, part: int) -> None
 def _note_too_late_where_the_topic_ends(patch: pytest.MonkeyPatch) -> None:
     real = Loading._begin
 
-    def begin(self: Any) -> Any:
-        ends, last = self._ends, len(self._source._player.messages)
-        self._ends = lambda ago: {"offset": min(ends(ago)["offset"] + 1, last)}
-        return real(self)
+    def too_late(self: Any, begin: Any) -> Any:
+        return real(self, {"0": min(begin["0"] + 1, len(self._source._player.messages))})
 
-    patch.setattr(Loading, "_begin", begin)
+    patch.setattr(Loading, "_begin", too_late)
 
 
 def _leave_a_part_out(patch: pytest.MonkeyPatch) -> None:
@@ -54,7 +53,13 @@ def _leave_a_part_out(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Loading, "_take_in", take_in)
 
 
-@pytest.mark.parametrize("mistake", [_note_too_late_where_the_topic_ends, _leave_a_part_out])
+def _refuse_updates_of_rows_that_are_gone(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Completed, "without_absent", lambda self, before: (self, 0))
+
+
+@pytest.mark.parametrize(
+    "mistake", [_note_too_late_where_the_topic_ends, _leave_a_part_out, _refuse_updates_of_rows_that_are_gone]
+)
 def test_stories_of_loads_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
     assert is_found(map(load_story, range(300)), tmp_path / "story", LoadPlayer)

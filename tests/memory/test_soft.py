@@ -132,7 +132,7 @@ def test_purge(
         monkeypatch.setattr(backfill.table, "commit", commit_after_others)
     elif meanwhile:
         sinks.apply(stream, *meanwhile)
-    backfill.purge(*found)
+    backfill.apply_beside("purge", *found)
     assert sinks.marked == expected
     if not meanwhile and late == "drop":  # the order of its delete is known, also without the index
         shutil.rmtree(sinks.folder / "backfill")

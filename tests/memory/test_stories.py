@@ -194,7 +194,7 @@ def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:
     original = TableSink._proposed
 
     def proposed(self: TableSink, batch: TableBatch, written: Any) -> Any:
-        return original(self, replace(batch, end=self.position or {"offset": 0}), written)
+        return original(self, replace(batch, end=self.position or {"0": 0}), written)
 
     patch.setattr(TableSink, "_proposed", proposed)
 

@@ -225,14 +225,12 @@ def spec_of(types: Mapping[str, str], options: Mapping[str, str], **more: Any) -
     return ChangelogSpec(columns, ("id",), options=dict(options), **more)
 
 
-def rows_of(config: Config, section: DatabaseSection, spec: ChangelogSpec, spark: Any = None) -> TableRows:
-    return TableRows(
-        spark,
-        config,
-        section,
-        "public.edge",
-        TablePlan(config.tables[0], spec, True, (*spec.columns, *map(metadata, spec.metadata))),
-    )
+def rows_of(config: Config, section: DatabaseSection, spark: Any = None) -> TableRows:
+    return TableRows(spark, config, section, "public.edge", config.tables[0])
+
+
+def plan_of(config: Config, spec: ChangelogSpec) -> TablePlan:
+    return TablePlan(config.tables[0], spec, True, (*spec.columns, *map(metadata, spec.metadata)))
 
 
 def metadata(name: str) -> ColumnSpec:
@@ -244,9 +242,9 @@ def natural_types(config: Config, section: DatabaseSection, stream: pa.RecordBat
     spec = spec_of({}, config.source.format_options, schema_changes="evolve")  # type: ignore[arg-type]
     observed: dict[str, str] = {}
     list(ChangelogDecoder("debezium-json", spec, observed.update)([stream]))
-    rows = rows_of(config, section, spec)
+    rows = rows_of(config, section)
     rows.close()
-    assert rows.unknown == observed | {"iv": "bigint"}, "no option repeats interval.handling.mode"
+    assert rows.unknown(spec) == observed | {"iv": "bigint"}, "no option repeats interval.handling.mode"
     assert set(observed) == set(COLUMNS)
     return observed
 
@@ -255,9 +253,9 @@ def differences(
     config: Config, section: DatabaseSection, spec: ChangelogSpec, stream: pa.RecordBatch, spark: SparkSession
 ) -> dict[str, list[int]]:
     """Column -> ids of the rows whose values aren't the same."""
-    rows = rows_of(config, section, spec, spark)
+    rows = rows_of(config, section, spark)
     try:
-        frame, parts = rows._parts(["true"], {}, None, None)
+        frame, parts = rows.reading(spec, rows.of(["true"], {}))
         read = list(parts.records(to_arrow(frame).to_batches()))
     finally:
         rows.close()
@@ -300,9 +298,9 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
     types = natural_types(config, section, stream)
     spec = spec_of(types, {}, order_by=(("source.lsn", T.LongType()),), metadata=("_op", "_source"))
     expected = pa.Table.from_batches(ChangelogDecoder("debezium-json", spec)([stream]))
-    rows = rows_of(config, section, spec, spark)
+    rows = rows_of(config, section, spark)
     try:
-        frame = rows.changes(["id < 6", "id >= 6"], {"source.lsn": 77})
+        frame = rows.of(["id < 6", "id >= 6"], {"source.lsn": 77}).changes(plan_of(config, spec))
         plan = frame._jdf.queryExecution().toString()
         assert section.password is not None
         assert section.password not in plan
@@ -330,8 +328,8 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
     for name in ("headers.seq", "source.sequence"):
         other = replace(spec, order_by=((name, T.LongType()),))
         refused = pytest.raises(ConfigError, match=f"order_by has {name}, which public.edge of jdbc:")
-        with closing(rows_of(config, section, other, spark)) as others, refused:
-            others.changes(["true"], {"source.lsn": 77})
+        with closing(rows_of(config, section, spark)) as others, refused:
+            others.of(["true"], {"source.lsn": 77}).changes(plan_of(config, other))
     assert good(found) == good(expected)
     assert bad(found) == bad(expected)
     assert set(bad(found)) == {3, 4}, "what is infinite"
@@ -344,14 +342,15 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
 def check_a_table_that_is_altered(spark: SparkSession, postgres: Postgres, section: DatabaseSection) -> None:
     """A task's failure means the same as the driver's own."""
     spec = spec_of({"t": "string", "n_12_2": "decimal(12,2)"}, {})
-    with closing(rows_of(configuration({}), section, spec, spark)) as rows:
+    config = configuration({})
+    with closing(rows_of(config, section, spark)) as rows:
         for statement, kind, text in (
             ("ALTER TABLE edge ALTER COLUMN n_12_2 TYPE text USING 'x'", TemporaryError, "have other types now"),
             ("ALTER TABLE edge RENAME COLUMN t TO other", ConfigError, 'column "t" does not exist. Is the table there'),
         ):
             postgres.execute(statement)
             with pytest.raises(JOB_ERRORS) as raised:
-                rows.changes(["id = 1"], {}).collect()
+                rows.of(["id = 1"], {}).changes(plan_of(config, spec)).collect()
             error = job_error("lake.n.edge", raised.value)
             assert isinstance(error, kind)
             assert text in str(error)

@@ -252,9 +252,10 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
 
 
 def test_a_transaction_that_began_before_the_load_is_not_late(shop: Shop, connect: Connect) -> None:
-    """In a table that others have created, without all columns."""
+    """In a table that others have created. As by the stream, it gets columns that it lacks, wider types, and NULL."""
     shop.fill(10)
-    shop.spark.sql(f"CREATE TABLE {shop.target} (id bigint, name string) USING iceberg")
+    shop.postgres.execute(f"INSERT INTO {shop.table} VALUES (11, 'none', NULL), (12, 'wide', 1234567.89)")
+    shop.spark.sql(f"CREATE TABLE {shop.target} (id bigint, amount decimal(4,2) NOT NULL) USING iceberg")
     shop.entry = {"key": ["id"], "order_by": ["source.lsn"], "late": "drop"}
     shop.start_connector(connect)
     with psycopg.connect(shop.postgres.url) as connection:
