@@ -143,6 +143,15 @@ def address(section: DatabaseSection) -> str:
     return url if "permitMysqlScheme" in url else f"{url}{'&' if '?' in url else '?'}permitMysqlScheme"
 
 
+def jdbc_options(section: DatabaseSection, driver: str, first: str) -> dict[str, str]:
+    """Options of Spark's JDBC reader.
+
+    :param first: the first statement of a task's connection.
+    """
+    mine = {"url": address(section), "driver": driver, "fetchsize": _FETCH_ROWS, "sessionInitStatement": first}
+    return mine | connection_properties(section)
+
+
 class Database(ABC):
     """One table of a database.
 
@@ -235,14 +244,7 @@ class Database(ABC):
 
         :param first: the first statement of the task's connection.
         """
-        options = {
-            "url": address(self._section),
-            "driver": self.driver,
-            "query": query,
-            "fetchsize": _FETCH_ROWS,
-            "sessionInitStatement": first,
-            **connection_properties(self._section),
-        }
+        options = jdbc_options(self._section, self.driver, first)
         with self._connection.errors("refuses a query"):
-            frame = self._spark.read.format("jdbc").options(**options).load()
+            frame = self._spark.read.format("jdbc").options(**options, query=query).load()
         return frame.toDF(*columns)

@@ -5,6 +5,7 @@ from pyspark.sql import SparkSession
 from sink.config import DatabaseSection
 from sink.databases.catalog_table import CatalogTable
 from sink.databases.mysql import MySQL
+from sink.databases.mysql_table import MySQLTable
 from sink.databases.postgres import Postgres
 from sink.databases.postgres_table import PostgresTable
 
@@ -21,4 +22,5 @@ def open_table(spark: SparkSession, section: DatabaseSection, name: str, path: s
     :raises ConfigError: there is no driver, or the database refuses the user.
     :raises TemporaryError: it doesn't answer.
     """
-    return PostgresTable(spark, section, name, path)
+    table = PostgresTable if database_of(section.url) is Postgres else MySQLTable
+    return table(spark, section, name, path)

@@ -1,10 +1,9 @@
 """Rows that are read from Postgres, against what Debezium's stream of the same rows becomes."""
 
 import json
-import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import closing
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +21,7 @@ from changelog.formats.database_rows import NAME
 from changelog.rows import BAD, RowKind
 from changelog.spec import ChangelogSpec, ColumnSpec
 from changelog.values import convert
+from changelog.values.readings import BINARIES, DECIMALS, TIME_UNITS
 from sink.config import Config, DatabaseSection
 from sink.databases.rows import TableRows
 from sink.errors import ConfigError, TemporaryError
@@ -31,6 +31,7 @@ from sink.table.table_plan import TablePlan
 from tests.changelog.messages import Message, raw_records, sql
 from tests.stack.connect import Connect, json_converter, postgres_connector
 from tests.stack.kafka import Kafka
+from tests.stack.mysql import MySQL
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import running, wait_until
 
@@ -153,66 +154,77 @@ def test_rows_are_what_the_stream_makes_of_them(
     # the log has no generated columns
     postgres.execute(f"CREATE TABLE edge (id int PRIMARY KEY, {columns}, g int GENERATED ALWAYS AS (id * 2) STORED)")
     postgres.execute(ROWS)
-    section = DatabaseSection(url=postgres.jdbc_url, user=postgres.user, password=postgres.password)
-    with running(lambda folder: Connect(folder, kafka), "connect") as connect:
-        for name, settings in CONNECTORS.items():
-            connector = postgres_connector(postgres, name, r"public\.edge", **json_converter(schemas=True))
-            connect.put(name, {**connector, **settings})
-        received = {name: streamed(postgres, kafka, name) for name in CONNECTORS}
-    for name, settings in CONNECTORS.items():
-        options = {key: value for key, value in settings.items() if not key.startswith("interval")}
-        config = configuration(options)
-        types = natural_types(config, section, received[name])
-        # JSON that isn't an array of one type is read in another way, with all arrays of the message
-        arrays = [{column: "array<string>"} for column, dtype in types.items() if dtype.startswith("array")]
-        for wanted in [types, *(dict.fromkeys(types, other) for other in OTHER_TYPES), *arrays]:
-            spec = spec_of(wanted, options)
-            differing = {
-                (name, wanted[column] if wanted is not types else "", column): rows
-                for column, rows in differences(config, section, spec, received[name], spark).items()
-            }
-            assert {w: rows for w, rows in differing.items() if not {*rows} <= {*NOT_THE_SAME.get(w, ())}} == {}
-    check_changelog_rows(spark, section, received["usual"])
-    check_a_table_that_is_altered(spark, postgres, section)
+    # no option repeats interval.handling.mode
+    edge = Edge(postgres, "public", COLUMNS, "UPDATE edge SET i2 = i2", range(1, 11), {"iv": "bigint"})
+
+    def connector(name: str) -> dict[str, str]:
+        return postgres_connector(postgres, name, r"public\.edge")
+
+    usual = check_each_type(spark, kafka, edge, CONNECTORS, connector, NOT_THE_SAME)
+    check_changelog_rows(spark, edge, usual)
+    check_a_table_that_is_altered(spark, postgres, edge)
 
 
-def streamed(postgres: Postgres, kafka: Kafka, prefix: str) -> pa.RecordBatch:
+@dataclass(frozen=True)
+class Edge:
+    """A table `edge` in a database.
+
+    :param schema: its schema, or MySQL's database.
+    :param touch: updates all rows.
+    :param ids: of its rows.
+    :param types: column -> its natural type, where no option repeats the connector's setting.
+    """
+
+    database: Postgres | MySQL
+    schema: str
+    columns: Mapping[str, str]
+    touch: str
+    ids: Collection[int]
+    types: Mapping[str, str]
+
+    @property
+    def table(self) -> str:
+        return f"{self.schema}.edge"
+
+    @property
+    def section(self) -> DatabaseSection:
+        database = self.database
+        return DatabaseSection(url=database.jdbc_url, user=database.user, password=database.password)
+
+
+def streamed(edge: Edge, kafka: Kafka, prefix: str) -> pa.RecordBatch:
     """Messages of updates that change nothing: the snapshot's have old dates by another calendar."""
     consumer = Consumer(
         {"bootstrap.servers": kafka.bootstrap_servers, "group.id": prefix, "auto.offset.reset": "earliest"}
     )
-    topic, count = f"{prefix}.public.edge", 10
+    topic, count = f"{prefix}.{edge.table}", len(edge.ids)
     found: list[Message] = []
 
-    def poll(operation: str) -> bool:
+    def has_all() -> bool:
+        edge.database.execute(edge.touch)
         for message in consumer.consume(100, 0.5):
             value, offset = message.value(), message.offset()
-            if message.error() is None and value is not None and json.loads(value)["payload"]["op"] == operation:
+            if message.error() is None and value is not None and json.loads(value)["payload"]["op"] == "u":
                 key = json.loads(message.key() or b"null")
                 found.append(Message(value.decode(), offset or 0, key, message.partition() or 0, topic))
-        return len(found) >= count
+        return len({str(message.key) for message in found}) == count
 
     try:
-        wait_until(lambda: topic in consumer.list_topics(timeout=5).topics, 120)
         consumer.subscribe([topic])
-        assert wait_until(lambda: poll("r"), 120), f"{prefix}: {len(found)} rows of the snapshot"
-        found.clear()
-        time.sleep(1)  # the stream begins
-        postgres.execute("UPDATE edge SET i2 = i2")
-        assert wait_until(lambda: poll("u"), 120), f"{prefix}: {len(found)} updates"
+        assert wait_until(has_all, 120), f"{prefix}: {len(found)} updates"
     finally:
         consumer.close()
     return raw_records(found)
 
 
-def configuration(options: Mapping[str, str]) -> Config:
+def configuration(edge: Edge, options: Mapping[str, str]) -> Config:
     return Config.model_validate(
         {
             "sink": {"id": "edge", "checkpoint": "/nowhere"},
             "source": {"type": "kafka", "format": "debezium-json", "format_options": dict(options),
                        "options": {"kafka.bootstrap.servers": "nowhere:9092"}},
             "catalogs": {"lake": {"type": "hadoop", "warehouse": "/nowhere"}},
-            "tables": [{"source": "usual.public.edge", "target": "lake.n.edge", "order_by": ["source.lsn"]}],
+            "tables": [{"source": f"usual.{edge.table}", "target": "lake.n.edge", "order_by": ["source.lsn"]}],
         }
     )  # fmt: skip
 
@@ -225,8 +237,8 @@ def spec_of(types: Mapping[str, str], options: Mapping[str, str], **more: Any) -
     return ChangelogSpec(columns, ("id",), options=dict(options), **more)
 
 
-def rows_of(config: Config, section: DatabaseSection, spark: Any = None) -> TableRows:
-    return TableRows(spark, config, section, "public.edge", config.tables[0])
+def rows_of(config: Config, edge: Edge, spark: SparkSession) -> TableRows:
+    return TableRows(spark, config, edge.section, edge.table, config.tables[0])
 
 
 def plan_of(config: Config, spec: ChangelogSpec) -> TablePlan:
@@ -237,30 +249,62 @@ def metadata(name: str) -> ColumnSpec:
     return ColumnSpec(name, T.StringType())
 
 
-def natural_types(config: Config, section: DatabaseSection, stream: pa.RecordBatch) -> dict[str, str]:
+def natural_types(config: Config, edge: Edge, stream: pa.RecordBatch, spark: SparkSession) -> dict[str, str]:
     """The types that the columns get, which stream and database say alike."""
-    spec = spec_of({}, config.source.format_options, schema_changes="evolve")  # type: ignore[arg-type]
+    options: Any = config.source.format_options
+    spec = spec_of({}, options, schema_changes="evolve", excluded=frozenset(["touched"]))
     observed: dict[str, str] = {}
     list(ChangelogDecoder("debezium-json", spec, observed.update)([stream]))
-    rows = rows_of(config, section)
-    rows.close()
-    assert rows.unknown(spec) == observed | {"iv": "bigint"}, "no option repeats interval.handling.mode"
-    assert set(observed) == set(COLUMNS)
+    with closing(rows_of(config, edge, spark)) as rows:
+        assert rows.unknown(spec) == {**observed, **edge.types}
+    assert set(observed) == set(edge.columns)
     return observed
 
 
+def check_each_type(
+    spark: SparkSession,
+    kafka: Kafka,
+    edge: Edge,
+    connectors: Mapping[str, Mapping[str, str]],
+    connector: Callable[[str], dict[str, str]],
+    not_the_same: Mapping[tuple[str, str, str], Collection[int]],
+) -> pa.RecordBatch:
+    """Each type of the database in each type of column, with several ways of spelling values.
+
+    :param connectors: name -> settings of how it spells values.
+    :param connector: name -> its other settings.
+    :return: the messages of the first one.
+    """
+    with running(lambda folder: Connect(folder, kafka), "connect") as connect:
+        for name, settings in connectors.items():
+            kafka.create_topic(f"{name}.{edge.table}")
+            connect.put(name, {**connector(name), **json_converter(schemas=True), **settings})
+        received = {name: streamed(edge, kafka, name) for name in connectors}
+    for name, settings in connectors.items():
+        options = {key: value for key, value in settings.items() if key in (DECIMALS, TIME_UNITS, BINARIES)}
+        config = configuration(edge, options)
+        types = natural_types(config, edge, received[name], spark)
+        # JSON that isn't an array of one type is read in another way, with all arrays of the message
+        arrays = [{column: "array<string>"} for column, dtype in types.items() if dtype.startswith("array")]
+        for wanted in [types, *(dict.fromkeys(types, other) for other in OTHER_TYPES), *arrays]:
+            spec = spec_of(wanted, options)
+            differing = {
+                (name, wanted[column] if wanted is not types else "", column): rows
+                for column, rows in differences(config, edge, spec, received[name], spark).items()
+            }
+            assert {w: rows for w, rows in differing.items() if not {*rows} <= {*not_the_same.get(w, ())}} == {}
+    return next(iter(received.values()))
+
+
 def differences(
-    config: Config, section: DatabaseSection, spec: ChangelogSpec, stream: pa.RecordBatch, spark: SparkSession
+    config: Config, edge: Edge, spec: ChangelogSpec, stream: pa.RecordBatch, spark: SparkSession
 ) -> dict[str, list[int]]:
     """Column -> ids of the rows whose values aren't the same."""
-    rows = rows_of(config, section, spark)
-    try:
-        frame, parts = rows.reading(spec, rows.of(["true"], {}))
+    with closing(rows_of(config, edge, spark)) as rows:
+        frame, parts = rows.reading(spec, rows.of(["1 = 1"], {}))
         read = list(parts.records(to_arrow(frame).to_batches()))
-    finally:
-        rows.close()
     sides = converted("debezium-json", spec, [stream]), converted(NAME, parts.decoder.spec, read)
-    assert set(sides[0]["id"]) == set(sides[1]["id"]) == set(range(1, 11))
+    assert set(sides[0]["id"]) == set(sides[1]["id"]) == set(edge.ids)
     found = {name: [row for row, value in sides[0][name].items() if value != sides[1][name][row]] for name in sides[0]}
     return {name: rows for name, rows in found.items() if rows}
 
@@ -292,13 +336,13 @@ def without_times(values: pa.Array) -> pa.Array:
     return values.cast(pa.int32() if pa.types.is_date(values.type) else pa.int64())
 
 
-def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: pa.RecordBatch) -> None:
+def check_changelog_rows(spark: SparkSession, edge: Edge, stream: pa.RecordBatch) -> None:
     """Read by Spark's tasks, in two parts. What makes a bad record of a message makes one of the row."""
-    config = configuration({})
-    types = natural_types(config, section, stream)
+    config, section = configuration(edge, {}), edge.section
+    types = natural_types(config, edge, stream, spark)
     spec = spec_of(types, {}, order_by=(("source.lsn", T.LongType()),), metadata=("_op", "_source"))
     expected = pa.Table.from_batches(ChangelogDecoder("debezium-json", spec)([stream]))
-    rows = rows_of(config, section, spark)
+    rows = rows_of(config, edge, spark)
     try:
         frame = rows.of(["id < 6", "id >= 6"], {"source.lsn": 77}).changes(plan_of(config, spec))
         plan = frame._jdf.queryExecution().toString()
@@ -328,7 +372,7 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
     for name in ("headers.seq", "source.sequence"):
         other = replace(spec, order_by=((name, T.LongType()),))
         refused = pytest.raises(ConfigError, match=f"order_by has {name}, which public.edge of jdbc:")
-        with closing(rows_of(config, section, spark)) as others, refused:
+        with closing(rows_of(config, edge, spark)) as others, refused:
             others.of(["true"], {"source.lsn": 77}).changes(plan_of(config, other))
     assert good(found) == good(expected)
     assert bad(found) == bad(expected)
@@ -339,11 +383,11 @@ def check_changelog_rows(spark: SparkSession, section: DatabaseSection, stream: 
     assert set(fine.column("_rowdelta_order_0").to_pylist()) == {77}
 
 
-def check_a_table_that_is_altered(spark: SparkSession, postgres: Postgres, section: DatabaseSection) -> None:
+def check_a_table_that_is_altered(spark: SparkSession, postgres: Postgres, edge: Edge) -> None:
     """A task's failure means the same as the driver's own."""
     spec = spec_of({"t": "string", "n_12_2": "decimal(12,2)"}, {})
-    config = configuration({})
-    with closing(rows_of(config, section, spark)) as rows:
+    config = configuration(edge, {})
+    with closing(rows_of(config, edge, spark)) as rows:
         for statement, kind, text in (
             ("ALTER TABLE edge ALTER COLUMN n_12_2 TYPE text USING 'x'", TemporaryError, "have other types now"),
             ("ALTER TABLE edge RENAME COLUMN t TO other", ConfigError, 'column "t" does not exist. Is the table there'),

@@ -52,7 +52,7 @@ class MariaDB(MySQL):
         self._first.write_text(
             f"CREATE DATABASE IF NOT EXISTS {self.database} CHARACTER SET utf8mb4;\n"
             f"CREATE USER IF NOT EXISTS {self.user}@'127.0.0.1' IDENTIFIED BY '{self.password}';\n"
-            f"GRANT ALL ON *.* TO {self.user}@'127.0.0.1';\n"
+            f"GRANT ALL ON *.* TO {self.user}@'127.0.0.1' WITH GRANT OPTION;\n"
         )
         command = [*self._command("mariadb-install-db"), "--auth-root-authentication-method=normal"]
         command += ["--skip-test-db", "--skip-name-resolve"]
