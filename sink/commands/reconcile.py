@@ -7,7 +7,7 @@ from pyspark.sql import SparkSession
 
 from sink.commands.beside_runs import open_beside_runs
 from sink.config import Config, TableSection
-from sink.databases.postgres import Postgres
+from sink.databases.kinds import database_of
 from sink.databases.rows import PATH, TableRows
 from sink.databases.tables import source_table
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError, summary
@@ -68,10 +68,10 @@ class _Reconciling:
         name = source_table(config, self._resolved)
         topic = Topic(self._spark, config, sink.plan)
         with (
-            closing(Postgres(self._spark, database, name, PATH)) as source,
+            closing(database_of(database.url)(self._spark, database, name, PATH)) as source,
             closing(TableRows(self._spark, config, database, name, section)) as rows,
         ):
-            source.note_log_position()  # a replica may lack what the table has already
+            source.check_server()
             healing = Healing(self._opened, source, rows, topic, config.load.connections, config.load.part_rows)
             patience = Patience(5.0 if verify is None else verify.settle_seconds, timeout)
             prefix = property_prefix(config)

@@ -121,16 +121,20 @@ class DatabaseSection(Section):
 
     :param url: JDBC URL (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
     :param slot: Debezium's replication slot in Postgres.
+    :param connector_user: who reads MySQL's binlog for Debezium, if others read it too.
     """
 
     url: Annotated[Text, AfterValidator(_jdbc)]
     user: Text | None = None
     password: Text | None = None
     slot: Text | None = None
+    connector_user: Text | None = None
 
     @model_validator(mode="after")
     def _slot_fits(self) -> Self:
         _check_slot(self.slot, self.url)
+        if self.connector_user is not None and self.url.startswith("jdbc:postgresql:"):
+            raise MisplacedError("Postgres has slots; write slot", "connector_user")
         return self
 
 

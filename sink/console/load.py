@@ -21,8 +21,8 @@ how:
   where it ended. Ctrl-C finishes the parts in progress; running it again goes on from there, also after a crash.
 
 what it needs:
-  A user who may read the tables. In Postgres, pg_monitor shows how far the connector is. No rowdelta run of the same
-  sink.id meanwhile.
+  A user who may read the tables. In Postgres, pg_monitor shows how far the connector is; MySQL and MariaDB need the
+  privilege PROCESS for it. No rowdelta run of the same sink.id meanwhile.
 """
 
 

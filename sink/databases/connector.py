@@ -1,11 +1,11 @@
-"""Debezium's connector, as the database shows it."""
+"""Debezium's connector in Kafka Connect, as the database shows it."""
 
 import time
 from collections.abc import Callable
 
-from sink.databases.postgres import Postgres
+from sink.databases.database import Database
 from sink.databases.reading import Delivered, wait_for_delivery
-from sink.errors import ConfigError, TemporaryError
+from sink.errors import TemporaryError
 from sink.spark.progress import Line
 
 _SETTLE = 5.0
@@ -13,26 +13,15 @@ _TIMEOUT = 600.0
 """Seconds."""
 
 
-class PostgresConnector:
+class KafkaConnector:
     """The connector that reads the log of a table's database (`sink.table.loading.Connector`)."""
 
-    def __init__(self, database: Postgres) -> None:
+    def __init__(self, database: Database) -> None:
         self._database = database
 
     def check(self) -> None:
-        self._database.note_log_position()
-        slots = self._database.readers()
-        if len(slots) > 1:
-            raise ConfigError(
-                f"several connectors read the log of {self._database.name}, by the slots {', '.join(slots)}. Name the "
-                "one that writes the topic in source.database.slot: if it doesn't run, changes would be lost."
-            )
-        if not slots:
-            raise ConfigError(
-                f"nobody reads the log of {self._database.name}, so what changes during the load would be lost. Start "
-                "the connector first, with snapshot.mode: no_data. If it is only stopped for now, name its slot in "
-                "source.database.slot."
-            )
+        self._database.check_server()
+        self._database.check_reader()
 
     def wait(self, stopping: Callable[[], bool]) -> bool:
         name, line = self._database.name, Line()

@@ -193,6 +193,21 @@ class Database(ABC):
     def delivered(self) -> tuple[Delivered, str]:
         """See `VerifySource.delivered`."""
 
+    @abstractmethod
+    def note_log_position(self) -> None:
+        """Let `delivered` be about all that was committed so far."""
+
+    @abstractmethod
+    def check_server(self) -> None:
+        """:raises ConfigError: the server may lack what the topic has already."""
+
+    @abstractmethod
+    def check_reader(self) -> None:
+        """Check that a connector reads the log, and which.
+
+        :raises ConfigError: nobody does, or it isn't clear who.
+        """
+
     def close(self) -> None:
         self._connection.close()
 

@@ -10,26 +10,59 @@ from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError, RowdeltaError
 
 _BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
-_DUMPS = "SELECT state FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
+_DUMPS = "SELECT user, state FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
 
 
 class MySQL(Database):
     driver = "org.mariadb.jdbc.Driver"
     package = "org.mariadb.jdbc:mariadb-java-client:3.5.3"
 
+    _is_sent = False
+    """Whether the connector had all since the last reading. In a busy server it has all at times only."""
+
     @contextmanager
     def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[SourceRows]:
         position = self._position()
         yield SourceRows(self._frame(self._query(columns, self.with_keys(keys)), columns, _BEGIN), position)
+        self._is_sent = False
 
     def delivered(self) -> tuple[Delivered, str]:
         # what a reading saw was in the binlog before; a thread that has sent all since has sent it
-        states = [str(state) for (state,) in self._connection.rows(_DUMPS)]
-        if not states:
+        dumps = self._dumps()
+        if not dumps:
             return Delivered.UNKNOWN, "no connector is seen, which needs the privilege PROCESS"
-        if all("has sent all" in state.lower() for state in states):
+        self._is_sent |= all("has sent all" in str(state).lower() for _, state in dumps)
+        if self._is_sent:
             return Delivered.TO_CONNECTOR, "the connector has the changes"
         return Delivered.NOT_YET, "the connector still gets changes"
+
+    def note_log_position(self) -> None:
+        self._is_sent = False
+
+    def check_server(self) -> None:
+        """The server that the connector reads is the right one, also if it is a replica."""
+        self.check_reader()
+
+    def check_reader(self) -> None:
+        users = sorted({user for user, _ in self._dumps()})
+        if len(users) > 1:
+            raise ConfigError(
+                f"the users {', '.join(users)} read the binlog of {self.name}. Name the connector's in "
+                f"{self._path}.connector_user: if it doesn't run, changes would be lost."
+            )
+        if not users:
+            wanted = self._section.connector_user
+            raise ConfigError(
+                f"nobody{'' if wanted is None else f' named {wanted}'} is seen to read the binlog of {self.name}, so "
+                "changes may be missing in the topic. Name the server that the connector reads, and start the "
+                f"connector, with snapshot.mode: no_data for a load. {self._path}.user needs PROCESS to see it: GRANT "
+                "PROCESS ON *.* TO …"
+            )
+
+    def _dumps(self) -> list[tuple[str, str | None]]:
+        """User and state of those who read the binlog: the connector, or all if it isn't named."""
+        wanted = self._section.connector_user
+        return [(str(user), state) for user, state in self._connection.rows(_DUMPS) if wanted in (None, user)]
 
     def _position(self) -> str:
         """The GTIDs, or the place in the binlog. Only for people: both move on until the snapshot is taken."""

@@ -52,7 +52,9 @@ FROM information_schema.columns WHERE {_OF_TABLE} ORDER BY ordinal_position
 class MySQLTable(CatalogTable):
     """:param name: as `database.table`, or a table of the URL's database."""
 
-    order_names = "source.ts_ms or ts_ms; or, with REPLICATION CLIENT (BINLOG MONITOR), source.file and source.pos"
+    order_names = (
+        "source.ts_ms or ts_ms; or source.file string and source.pos (with REPLICATION CLIENT or BINLOG MONITOR)"
+    )
 
     def __init__(self, spark: SparkSession, section: DatabaseSection, name: str, path: str) -> None:
         self._spark, self._section = spark, section
@@ -82,7 +84,7 @@ class MySQLTable(CatalogTable):
         columns = {column.name: column for column in self._columns}
         key = list(takewhile(lambda column: column.type in _LITERALS, (columns[name] for name in self.key())))
         if not key:
-            return ["true"]
+            return ["1 = 1"]
         names = ", ".join(quoted(column.name) for column in key)
         texts = ", ".join(_LITERALS[column.type][0].format(quoted(column.name)) for column in key)
         bounds: list[list[str]] = []
@@ -96,7 +98,7 @@ class MySQLTable(CatalogTable):
                 break
             bounds.append([_LITERALS[c.type][1].format(text) for c, text in zip(key, found[0], strict=True)])
         if not bounds:
-            return ["true"]
+            return ["1 = 1"]
         inner = [f"{_beyond(key, first, '>=')} AND {_beyond(key, end, '<')}" for first, end in pairwise(bounds)]
         return [_beyond(key, bounds[0], "<"), *inner, _beyond(key, bounds[-1], ">=")]
 

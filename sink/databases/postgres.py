@@ -60,11 +60,11 @@ class Postgres(Database):
             frames = [self._frame(self._query(columns, part), columns, first) for part in conditions]
             yield SourceRows(reduce(lambda one, other: one.unionAll(other), frames), f"LSN {lsn}")
 
-    def note_log_position(self) -> None:
-        """Let `delivered` be about all that was committed so far.
+    def check_server(self) -> None:
+        self.note_log_position()
 
-        :raises ConfigError: the server is a replica.
-        """
+    def note_log_position(self) -> None:
+        """:raises ConfigError: the server is a replica."""
         ((replica, lsn),) = self._connection.rows(
             "SELECT pg_is_in_recovery(), CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_lsn() END"
         )
@@ -75,14 +75,25 @@ class Postgres(Database):
             )
         self._lsn = str(lsn)
 
-    def readers(self) -> list[str]:
+    def check_reader(self) -> None:
+        slots = [str(slot[0]) for slot in self._slots()]
+        if len(slots) > 1:
+            raise ConfigError(
+                f"several connectors read the log of {self.name}, by the slots {', '.join(slots)}. Name the one that "
+                f"writes the topic in {self._path}.slot: if it doesn't run, changes would be lost."
+            )
+        if not slots:
+            raise ConfigError(
+                f"nobody reads the log of {self.name}, so what changes during the load would be lost. Start the "
+                "connector first, with snapshot.mode: no_data. If it is only stopped for now, name its slot in "
+                f"{self._path}.slot."
+            )
+
+    def _slots(self) -> list[tuple[str | None, ...]]:
         """The replication slots of connectors: the configured one, or all from which somebody reads.
 
         :raises ConfigError: there is no such slot.
         """
-        return [str(slot[0]) for slot in self._slots()]
-
-    def _slots(self) -> list[tuple[str | None, ...]]:
         wanted = self._section.slot
         slots = [
             slot

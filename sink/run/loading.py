@@ -7,9 +7,9 @@ from functools import partial
 from typing import TYPE_CHECKING
 
 from sink.config import Config, DatabaseSection, TableSection
-from sink.databases.connector import PostgresConnector
+from sink.databases.connector import KafkaConnector
+from sink.databases.kinds import database_of
 from sink.databases.own_connector import OwnConnector
-from sink.databases.postgres import Postgres
 from sink.databases.rows import PATH, TableRows
 from sink.databases.sample import DatabaseSample
 from sink.databases.tables import source_table
@@ -84,5 +84,6 @@ class Loads:
         if self._engine is not None:
             yield OwnConnector(self._engine, self._config, self._database, section, name, self._stopping)
             return
-        with closing(Postgres(self._spark, self._database, name, PATH)) as connection:
-            yield PostgresConnector(connection)
+        database = database_of(self._database.url)
+        with closing(database(self._spark, self._database, name, PATH)) as connection:
+            yield KafkaConnector(connection)

@@ -10,7 +10,7 @@ import pytest
 from deltawriters.partial import Completed
 from sink.config import Config
 from sink.databases import connector
-from sink.databases.connector import PostgresConnector
+from sink.databases.connector import KafkaConnector
 from sink.databases.reading import Delivered
 from sink.errors import ConfigError, TemporaryError
 from sink.run.loading import Loads
@@ -90,7 +90,7 @@ def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytes
     monkeypatch.setattr(connector, "_TIMEOUT", 1.0)
     database: Any = Database()
     with pytest.raises(TemporaryError, match="doesn't get on: no connector reads from the database"):
-        PostgresConnector(database).wait(lambda: False)
+        KafkaConnector(database).wait(lambda: False)
 
 
 def test_a_table_with_all_it_needs_asks_no_database() -> None:

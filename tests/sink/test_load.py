@@ -1,10 +1,10 @@
-"""A table of a real Postgres is loaded beside a real connector, while it changes and the sink dies."""
+"""A table of a real Postgres or MariaDB is loaded beside a real connector, while it changes and the sink dies."""
 
 import shutil
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import closing, contextmanager
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -24,8 +24,9 @@ from sink.table import task_plans
 from sink.table.microbatch import TableSink
 from sink.targets.values import ChangeSet
 from tests.sink.harness import CrashError
-from tests.stack.connect import Connect, json_converter, postgres_connector
+from tests.stack.connect import Connect, json_converter, mysql_connector, postgres_connector
 from tests.stack.kafka import Kafka
+from tests.stack.mariadb import MariaDB, running_mariadb
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import wait_until
 
@@ -35,6 +36,12 @@ pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 @pytest.fixture(scope="module")
 def postgres() -> Iterator[Postgres]:
     with running_postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="module")
+def mariadb() -> Iterator[MariaDB]:
+    with running_mariadb() as server:
         yield server
 
 
@@ -49,8 +56,10 @@ def connect(tmp_path_factory: pytest.TempPathFactory, kafka: Kafka) -> Iterator[
 class Shop:
     """A table of Postgres, and the sink that mirrors it. `table` is its name."""
 
-    def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka, postgres: Postgres) -> None:
-        self.spark, self.folder, self.kafka, self.postgres = spark, folder, kafka, postgres
+    schema = "public"
+
+    def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka, server: Any) -> None:
+        self.spark, self.folder, self.kafka, self.server = spark, folder, kafka, server
         self.prefix = f"p{uuid4().hex[:8]}"
         self.table = f"t{uuid4().hex[:8]}"
         self.target = f"lake.{self.prefix}.things"
@@ -58,7 +67,7 @@ class Shop:
         self.entry: dict[str, Any] = {}
         self.trigger = "available-now"
         self.database: dict[str, Any] = {"slot": self.prefix}
-        postgres.execute(f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, name text, amount numeric(12,2))")
+        server.execute(f"CREATE TABLE {self.table} (id bigint PRIMARY KEY, name text, amount numeric(12,2))")
         kafka.create_topic(self.topic, 2)
 
     def use_delta(self) -> None:
@@ -73,10 +82,10 @@ class Shop:
 
     @property
     def topic(self) -> str:
-        return f"{self.prefix}.public.{self.table}"
+        return f"{self.prefix}.{self.schema}.{self.table}"
 
     def config(self) -> Config:
-        database = {"url": self.postgres.jdbc_url, "user": self.postgres.user, "password": self.postgres.password}
+        database = {"url": self.server.jdbc_url, "user": self.server.user, "password": self.server.password}
         return Config.model_validate(
             {
                 "sink": {"id": "shop", "checkpoint": str(self.folder / "state"), "trigger": self.trigger},
@@ -94,13 +103,13 @@ class Shop:
         )
 
     def fill(self, rows: int) -> None:
-        self.postgres.execute(
+        self.server.execute(
             f"INSERT INTO {self.table} SELECT n, 'name ' || n, n / 7.0 FROM generate_series(1, {rows}) n;\n"
             f"ANALYZE {self.table}"
         )
 
     def start_connector(self, connect: Connect) -> None:
-        connector = postgres_connector(self.postgres, self.prefix, rf"public\.{self.table}")
+        connector = postgres_connector(self.server, self.prefix, rf"public\.{self.table}")
         more = {"snapshot.mode": "no_data", "slot.name": self.prefix, "publication.name": self.prefix}
         connect.put(self.prefix, connector | json_converter(schemas=True) | more)
 
@@ -112,10 +121,24 @@ class Shop:
 
     def _done(self, statement: str) -> bool:
         try:
-            self.postgres.execute(statement)
+            self.server.execute(statement)
         except psycopg.Error:
             return False
         return True
+
+    def connected(self) -> Any:
+        """A connection that commits each statement."""
+        return psycopg.connect(self.server.url, autocommit=True)
+
+    def statements(self, key: int, other: int) -> list[str]:
+        """Changes of the table."""
+        return [
+            f"UPDATE {self.table} SET name = 'new {other}' WHERE id = {key}",
+            f"DELETE FROM {self.table} WHERE id = {key}",
+            f"INSERT INTO {self.table} VALUES ({key}, 'in', {other}) ON CONFLICT DO NOTHING",
+            f"UPDATE {self.table} SET id = {20_000 + other} WHERE id = {key} AND NOT EXISTS "
+            f"(SELECT FROM {self.table} WHERE id = {20_000 + other})",
+        ]
 
     @contextmanager
     def changing(self) -> Iterator[None]:
@@ -123,19 +146,10 @@ class Shop:
         over, random = threading.Event(), Random(7)
 
         def work() -> None:
-            with psycopg.connect(self.postgres.url, autocommit=True) as connection:
+            with closing(self.connected()) as connection, connection.cursor() as cursor:
                 while not over.wait(0.002):
                     key, other = random.randint(1, 12_000), random.randint(1, 12_000)
-                    statement = random.choice(
-                        [
-                            f"UPDATE {self.table} SET name = 'new ' || {other} WHERE id = {key}",
-                            f"DELETE FROM {self.table} WHERE id = {key}",
-                            f"INSERT INTO {self.table} VALUES ({key}, 'in', {other}) ON CONFLICT DO NOTHING",
-                            f"UPDATE {self.table} SET id = {20_000 + other} WHERE id = {key} AND NOT EXISTS "
-                            f"(SELECT FROM {self.table} WHERE id = {20_000 + other})",
-                        ]
-                    )
-                    connection.execute(statement.encode())
+                    cursor.execute(random.choice(self.statements(key, other)))
 
         thread = threading.Thread(target=work)
         thread.start()
@@ -148,7 +162,7 @@ class Shop:
     @contextmanager
     def reading(self, slot: str) -> Iterator[None]:
         """Somebody else reads a slot."""
-        with psycopg.connect(self.postgres.url + "?replication=database", autocommit=True) as connection:
+        with psycopg.connect(self.server.url + "?replication=database", autocommit=True) as connection:
             options = "(proto_version '1', publication_names 'none')"
             connection.pgconn.send_query(f"START_REPLICATION SLOT {slot} LOGICAL 0/0 {options}".encode())
             yield
@@ -158,8 +172,9 @@ class Shop:
         return list(Load(self.spark, self.config(), ()).run())
 
     def source_rows(self) -> list[tuple[Any, ...]]:
-        with psycopg.connect(self.postgres.url) as connection:
-            return connection.execute(f"SELECT id, name, amount FROM {self.table} ORDER BY id".encode()).fetchall()
+        with closing(self.connected()) as connection, connection.cursor() as cursor:
+            cursor.execute(f"SELECT id, name, amount FROM {self.table} ORDER BY id")
+            return list(cursor.fetchall())
 
     def rows(self) -> list[tuple[Any, ...]]:
         rows = to_arrow(self.spark.table(self.sql_name).select("id", "name", "amount").orderBy("id")).to_pylist()
@@ -173,17 +188,67 @@ class Shop:
         return self.rows() == self.source_rows()
 
 
-@pytest.fixture
-def shop(spark: SparkSession, tmp_path: Path, kafka: Kafka, postgres: Postgres, connect: Connect) -> Iterator[Shop]:
+class MySQLShop(Shop):
+    """Likewise a table of MariaDB."""
+
+    schema = "shop"
+
+    def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka, server: Any) -> None:
+        super().__init__(spark, folder, kafka, server)
+        self.database = {}
+
+    def fill(self, rows: int) -> None:
+        self.server.execute(
+            f"INSERT INTO {self.table} SELECT seq, CONCAT('name ', seq), seq / 7.0 FROM seq_1_to_{rows};\n"
+            f"ANALYZE TABLE {self.table}"
+        )
+
+    def start_connector(self, connect: Connect) -> None:
+        connector = mysql_connector(self.server, self.prefix, rf"shop\.{self.table}", self.kafka)
+        connect.put(self.prefix, connector | json_converter(schemas=True) | {"snapshot.mode": "no_data"})
+        assert wait_until(lambda: self._is_read())
+
+    def stop_connector(self, connect: Connect) -> None:
+        connect.delete(self.prefix)
+        assert wait_until(lambda: not self._is_read())
+
+    def _is_read(self) -> bool:
+        with closing(self.connected()) as connection, connection.cursor() as cursor:
+            cursor.execute("SELECT count(*) FROM information_schema.processlist WHERE command = 'Binlog Dump'")
+            return bool(cursor.fetchone()[0])
+
+    def connected(self) -> Any:
+        return self.server.connect()
+
+    def statements(self, key: int, other: int) -> list[str]:
+        return [
+            f"UPDATE {self.table} SET name = 'new {other}' WHERE id = {key}",
+            f"DELETE FROM {self.table} WHERE id = {key}",
+            f"INSERT IGNORE INTO {self.table} VALUES ({key}, 'in', {other})",
+            f"UPDATE IGNORE {self.table} SET id = {20_000 + other} WHERE id = {key}",
+        ]
+
+
+def shop_of(request: pytest.FixtureRequest, spark: SparkSession, folder: Path, kafka: Kafka) -> Shop:
+    """With the database that the test is run for."""
     spark.conf.set("spark.sql.shuffle.partitions", "2")
-    made = Shop(spark, tmp_path, kafka, postgres)
+    if getattr(request, "param", None) == "mariadb":
+        return MySQLShop(spark, folder, kafka, request.getfixturevalue("mariadb"))
+    return Shop(spark, folder, kafka, request.getfixturevalue("postgres"))
+
+
+@pytest.fixture
+def shop(
+    request: pytest.FixtureRequest, spark: SparkSession, tmp_path: Path, kafka: Kafka, connect: Connect
+) -> Iterator[Shop]:
+    made = shop_of(request, spark, tmp_path, kafka)
     yield made
     made.stop_connector(connect)
 
 
 def test_what_is_not_in_messages_comes_from_the_catalog(shop: Shop, connect: Connect) -> None:
     """Columns, types and the key, before the first message. After it the stream finds what it expects."""
-    shop.postgres.execute(
+    shop.server.execute(
         f"DROP TABLE {shop.table};\n"
         f"CREATE TABLE {shop.table} (name text, id bigint, amount numeric(12,2), line int, at timestamptz, "
         "flag boolean NOT NULL DEFAULT true, PRIMARY KEY (line, id));\n"
@@ -202,7 +267,7 @@ def test_what_is_not_in_messages_comes_from_the_catalog(shop: Shop, connect: Con
     # from the first part on, so that another topic of the same name is known as such
     properties = {row["key"]: row["value"] for row in shop.spark.sql(f"SHOW TBLPROPERTIES {shop.target}").collect()}
     assert properties["rowdelta.shop.topic-id"]
-    shop.postgres.execute(
+    shop.server.execute(
         f"UPDATE {shop.table} SET name = 'new' WHERE id = 2;\n"
         f"ALTER TABLE {shop.table} ALTER flag DROP NOT NULL;\n"
         f"INSERT INTO {shop.table} VALUES ('cap', 3, 2, 8, now(), NULL);\nDELETE FROM {shop.table} WHERE id = 1"
@@ -221,9 +286,9 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
         shop.load()
     waiting = f"SELECT pg_create_logical_replication_slot('{shop.prefix}_1', 'pgoutput')"
     there = f"SELECT 1 / count(*) FROM pg_replication_slots WHERE slot_name = '{shop.prefix}_1'"
-    with ThreadPoolExecutor(1) as pool, psycopg.connect(shop.postgres.url) as connection:
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(shop.server.url) as connection:
         connection.execute("SELECT txid_current()")  # a new slot waits for its end
-        pool.submit(shop.postgres.execute, waiting)
+        pool.submit(shop.server.execute, waiting)
         assert wait_until(lambda: shop._done(there))
         with pytest.raises(ConfigError, match="nobody reads the log"):
             shop.load()
@@ -232,7 +297,7 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
         shop.load()
     shop.database = {}
     shop.start_connector(connect)
-    shop.postgres.execute(f"SELECT pg_create_logical_replication_slot('{shop.prefix}_2', 'pgoutput')")
+    shop.server.execute(f"SELECT pg_create_logical_replication_slot('{shop.prefix}_2', 'pgoutput')")
     with shop.reading(f"{shop.prefix}_2"), pytest.raises(ConfigError, match="several connectors read the log"):
         shop.load()
     shop.entry = {"mode": "append"}
@@ -240,7 +305,7 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
         shop.load()
     shop.entry = {"target": f"{shop.target}_2"}
     shop.target = f"{shop.target}_2"
-    shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n'")
+    shop.server.execute(f"UPDATE {shop.table} SET name = 'n'")
 
     def is_there() -> bool:
         Pipeline(shop.spark, shop.config()).run()
@@ -254,20 +319,23 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
 def test_a_transaction_that_began_before_the_load_is_not_late(shop: Shop, connect: Connect) -> None:
     """In a table that others have created. As by the stream, it gets columns that it lacks, wider types, and NULL."""
     shop.fill(10)
-    shop.postgres.execute(f"INSERT INTO {shop.table} VALUES (11, 'none', NULL), (12, 'wide', 1234567.89)")
+    shop.server.execute(f"INSERT INTO {shop.table} VALUES (11, 'none', NULL), (12, 'wide', 1234567.89)")
     shop.spark.sql(f"CREATE TABLE {shop.target} (id bigint, amount decimal(4,2) NOT NULL) USING iceberg")
     shop.entry = {"key": ["id"], "order_by": ["source.lsn"], "late": "drop"}
     shop.start_connector(connect)
-    with psycopg.connect(shop.postgres.url) as connection:
+    with psycopg.connect(shop.server.url) as connection:
         connection.execute(f"UPDATE {shop.table} SET name = 'late' WHERE id = 1".encode())
-        shop.postgres.execute(f"UPDATE {shop.table} SET name = 'now' WHERE id = 2")
+        shop.server.execute(f"UPDATE {shop.table} SET name = 'now' WHERE id = 2")
         assert "equal" in shop.load()[0]
     assert wait_until(shop.catches_up)
 
 
+@pytest.mark.parametrize("shop", ["postgres", "mariadb"], indirect=True)
 def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
     shop: Shop, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    if isinstance(shop, MySQLShop):
+        shop.entry = {"order_by": ["source.file string", "source.pos"], "late": "drop"}
     shop.fill(12_000)
     shop.start_connector(connect)
     send, attempts = TableSink._send, iter(range(100))

@@ -1,10 +1,18 @@
 """Rows that are read from MariaDB, against what Debezium's stream of the same rows becomes."""
 
+import time
 from collections.abc import Iterator
+from contextlib import closing
 
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.config import DatabaseSection
+from sink.databases.mysql import MySQL
+from sink.databases.mysql_catalog import quoted
+from sink.databases.mysql_table import MySQLTable
+from sink.errors import ConfigError
+from sink.table.load_state import MARGIN
 from tests.sink.test_database_rows import CONNECTORS, Edge, check_each_type
 from tests.stack.connect import mysql_connector
 from tests.stack.kafka import Kafka
@@ -79,3 +87,109 @@ def test_rows_are_what_the_stream_makes_of_them(spark: SparkSession, kafka: Kafk
         return {**mysql_connector(mariadb, name, r"shop\.edge", kafka), **more}
 
     check_each_type(spark, kafka, edge, SETTINGS, connector, {})
+
+
+TABLES = {
+    "skewed": "(id bigint PRIMARY KEY); INSERT INTO skewed "
+    "SELECT IF(seq % 10 = 0, seq * 1000000000000000, CAST(seq AS SIGNED) - 2500)",
+    "large": "(id bigint unsigned PRIMARY KEY); INSERT INTO large SELECT 18446744073709551615 - seq",
+    "texts": (
+        "(k varchar(30) COLLATE utf8mb4_general_ci PRIMARY KEY); INSERT INTO texts "
+        "SELECT CONCAT('é😀''\\\\', seq % 7, seq)"
+    ),
+    "latin": "(k char(9) CHARACTER SET latin1 PRIMARY KEY); INSERT INTO latin SELECT CONCAT('é', seq)",
+    "octets": "(k varbinary(16) PRIMARY KEY); INSERT INTO octets SELECT UNHEX(MD5(seq))",
+    "moments": (
+        "(k timestamp(3) PRIMARY KEY); INSERT INTO moments SELECT TIMESTAMP'2026-10-25 00:00:00' + INTERVAL seq SECOND"
+    ),
+    "amounts": "(k decimal(20,3), d date, PRIMARY KEY (d, k)); INSERT INTO amounts SELECT seq / 7, '2026-01-01'",
+    "tenants": (
+        "(n int, tenant int, place datetime(6), PRIMARY KEY (tenant, place, n)); INSERT INTO tenants "
+        "SELECT seq, seq DIV 2000, '2026-01-01' + INTERVAL seq DIV 3 MICROSECOND"
+    ),
+    "moods": "(m enum('sad','ok'), n int, PRIMARY KEY (m, n)); INSERT INTO moods SELECT seq % 2 + 1, seq",
+    "keyless": "(n int); INSERT INTO keyless SELECT seq",
+    "Quoted`Name": "(`I d` int PRIMARY KEY); INSERT INTO `Quoted``Name` SELECT seq",
+    "parted": "(id int PRIMARY KEY) PARTITION BY HASH (id) PARTITIONS 3; INSERT INTO parted SELECT seq",
+}
+"""Table -> its definition, and its 5,000 rows."""
+
+
+def test_each_row_is_in_one_part(spark: SparkSession, mariadb: MariaDB) -> None:
+    section = DatabaseSection(url=mariadb.jdbc_url, user=mariadb.user, password=mariadb.password)
+    mariadb.execute("SET GLOBAL time_zone = '+05:00'")
+    for name, rest in TABLES.items():
+        definition, _, rows = rest.partition("; ")
+        mariadb.execute(f"CREATE TABLE {quoted(name)} {definition} CHARACTER SET utf8mb4" if "PARTITION" not in rest
+                        else f"CREATE TABLE {quoted(name)} {definition}")  # fmt: skip
+        mariadb.execute(f"{rows} FROM seq_1_to_5000;\nANALYZE TABLE {quoted(name)}")
+    mariadb.execute("CREATE VIEW seen AS SELECT * FROM skewed;\nCREATE TABLE nothing (id int PRIMARY KEY)")
+    for name in [*TABLES, "seen"]:
+        with closing(MySQLTable(spark, section, f"shop.{name}", "source.database")) as table:
+            parts = table.ranges(500)
+            whole = name in ("moods", "keyless", "seen")
+            assert len(parts) == (1 if whole else 10), (name, parts)
+            assert table.ranges(6000) == ["1 = 1"]
+            if not whole:
+                assert table.estimated_rows() == pytest.approx(5000, rel=0.1), name
+            frame, _ = table.read(["'x'"], parts, 2)
+            assert frame.rdd.getNumPartitions() <= 2
+            assert frame.count() == 5000, name
+            queries = [f"SELECT count(*) FROM {quoted(name)} WHERE {part}" for part in parts]
+            counts = [int(str(table._connection.rows(query)[0][0])) for query in queries]
+            assert sum(counts) == 5000, (name, counts)
+            assert whole or max(counts) <= 501, (name, counts)
+            plan = frame._jdf.queryExecution().toString()
+            assert mariadb.password not in plan
+            assert whole or parts[0] not in plan, "a condition has values of rows"
+    with closing(MySQLTable(spark, section, "nothing", "source.database")) as table:
+        assert (table.key(), table.ranges(500)) == (("id",), ["1 = 1"])
+
+
+def test_what_alters_rows_without_a_message_is_told(spark: SparkSession, mariadb: MariaDB) -> None:
+    section = DatabaseSection(url=mariadb.jdbc_url, user=mariadb.user, password=mariadb.password)
+    mariadb.execute("CREATE TABLE `alt-ered` (id int PRIMARY KEY, a int, b int)")
+    mariadb.execute("INSERT INTO `alt-ered` VALUES (1, 2, 3)")
+
+    with closing(MySQLTable(spark, section, "shop.alt-ered", "source.database")) as table:
+
+        def goes_on(statement: str) -> bool:
+            before = table.files()
+            mariadb.execute(statement)
+            return table.files().startswith(before)
+
+        assert goes_on("UPDATE `alt-ered` SET a = 7")
+        assert goes_on("ALTER TABLE `alt-ered` ADD COLUMN c int")
+        assert not goes_on("TRUNCATE TABLE `alt-ered`")
+        assert not goes_on("ALTER TABLE `alt-ered` ADD COLUMN d int DEFAULT 7")
+        assert not goes_on("ALTER TABLE `alt-ered` ADD COLUMN e int NOT NULL")
+        assert not goes_on("ALTER TABLE `alt-ered` ADD COLUMN f int AS (id + 1)")
+        assert not goes_on("ALTER TABLE `alt-ered` CHANGE a other int")
+        assert not goes_on("ALTER TABLE `alt-ered` MODIFY b bigint")
+        assert not goes_on("ALTER TABLE `alt-ered` DROP COLUMN b")
+
+        # changes have the time of their statement
+        with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("BEGIN")
+            cursor.execute("UPDATE `alt-ered` SET other = 8")
+            time.sleep(3)
+            order = table.order()
+            assert order["source.ts_ms"] <= (time.time() - MARGIN - 2) * 1000
+            cursor.execute("SHOW MASTER STATUS")
+            assert (order["source.file"], order["source.pos"]) == cursor.fetchall()[0][:2]
+
+
+def test_rights_are_named(spark: SparkSession, mariadb: MariaDB) -> None:
+    mariadb.execute(
+        "CREATE USER reader@'127.0.0.1' IDENTIFIED BY 'of-reader';\nGRANT SELECT ON shop.* TO reader@'127.0.0.1';\n"
+        "CREATE TABLE mine (id int PRIMARY KEY)"
+    )
+    section = DatabaseSection(url=mariadb.jdbc_url, user="reader", password="of-reader")
+    refused = pytest.raises(ConfigError, match=r"nobody is seen to read the binlog of mine .* GRANT PROCESS ON \*\.\*")
+    with closing(MySQL(spark, section, "mine")) as database, refused:
+        database.check_reader()
+    mariadb.execute("GRANT PROCESS ON *.* TO reader@'127.0.0.1'")
+    with closing(MySQLTable(spark, section, "shop.mine", "source.database")) as table:
+        assert set(table.order()) == {"source.ts_ms", "source.ts_us", "ts_ms"}
+        assert table.files()
+        assert table.columns()[0].name == "id"

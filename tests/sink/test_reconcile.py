@@ -1,4 +1,4 @@
-"""A table that has drifted from a real Postgres is corrected, beside a run of the sink and while the source changes."""
+"""A table that has drifted from a real Postgres or MariaDB is corrected, while a run goes on and the source changes."""
 
 import logging
 from collections.abc import Iterator
@@ -11,13 +11,12 @@ from sink.commands.reconcile import reconcile
 from sink.errors import ConfigError, TableError
 from sink.verify.rounds import Outcome, Verdict
 from tests.sink.test_kafka import Running
-from tests.sink.test_load import Shop, connect, postgres
+from tests.sink.test_load import Shop, connect, mariadb, postgres, shop_of
 from tests.stack.connect import Connect
 from tests.stack.kafka import Kafka
-from tests.stack.postgres import Postgres
 from tests.stack.process import wait_until
 
-__all__ = ["connect", "postgres"]  # fixtures
+__all__ = ["connect", "mariadb", "postgres"]  # fixtures
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
 
@@ -27,12 +26,10 @@ def shop(
     spark: SparkSession,
     tmp_path: Path,
     kafka: Kafka,
-    postgres: Postgres,
     connect: Connect,
     request: pytest.FixtureRequest,
 ) -> Iterator[Shop]:
-    spark.conf.set("spark.sql.shuffle.partitions", "2")
-    made = Shop(spark, tmp_path, kafka, postgres)
+    made = shop_of(request, spark, tmp_path, kafka)
     if getattr(request, "param", "iceberg") == "delta":
         made.use_delta()
         made.entry = {"order_by": ["source.lsn"], "late": "drop"}
@@ -67,7 +64,7 @@ def drift(shop: Shop) -> None:
 @pytest.mark.parametrize("shop", ["iceberg", "delta"], indirect=True)
 def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rowdelta")
-    shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
+    shop.server.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
     assert wait_until(shop.catches_up)
     drift(shop)
     caplog.clear()
@@ -83,9 +80,10 @@ def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop, capl
     assert "key index" not in caplog.text, "nobody had to build it again"
 
 
+@pytest.mark.parametrize("shop", ["postgres", "mariadb"], indirect=True)
 def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     caplog.set_level(logging.INFO, "rowdelta")
-    shop.postgres.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
+    shop.server.execute(f"UPDATE {shop.table} SET name = 'n' WHERE id = 1")
     assert wait_until(shop.catches_up)
     drift(shop)
     shop.trigger = "300 milliseconds"
@@ -103,7 +101,7 @@ def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCap
 
 
 def test_rows_that_do_not_fit_stay_as_they_are_and_are_told(shop: Shop) -> None:
-    shop.postgres.execute(f"UPDATE {shop.table} SET name = '7' WHERE id <= 10")
+    shop.server.execute(f"UPDATE {shop.table} SET name = '7' WHERE id <= 10")
     assert wait_until(shop.catches_up)
     shop.spark.sql(f"ALTER TABLE {shop.target} DROP COLUMN name")
     shop.spark.sql(f"ALTER TABLE {shop.target} ADD COLUMN name bigint")
@@ -124,11 +122,11 @@ def test_what_can_not_be_corrected_is_refused(shop: Shop) -> None:
         with pytest.raises(ConfigError, match=message):
             reconciled(shop)
     shop.entry = {}
-    shop.postgres.execute("CREATE FUNCTION pg_is_in_recovery() RETURNS bool RETURN true")
-    shop.database["url"] = f"{shop.postgres.jdbc_url}?currentSchema=public,pg_catalog"
+    shop.server.execute("CREATE FUNCTION pg_is_in_recovery() RETURNS bool RETURN true")
+    shop.database["url"] = f"{shop.server.jdbc_url}?currentSchema=public,pg_catalog"
     with pytest.raises(ConfigError, match="is on a replica"):
         reconciled(shop)
-    shop.postgres.execute("DROP FUNCTION public.pg_is_in_recovery")
+    shop.server.execute("DROP FUNCTION public.pg_is_in_recovery")
     shop.entry = {"target": f"{shop.target}_2"}
     with pytest.raises(TableError, match="does not exist yet"):
         reconciled(shop)
