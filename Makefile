@@ -14,7 +14,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 # an extra of pyproject.toml, for .ci/run
 .with-%: $(VENV)/.with-% ;
 
-.PHONY: help setup demo stack demo-stack test test-all test-nightly versions faults bench bench-peers soak docs lint audit licenses clean jdk
+.PHONY: help setup demo demo-database stack demo-stack test test-all test-nightly versions faults bench bench-peers soak docs lint audit licenses clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -57,6 +57,9 @@ demo: jdk $(VENV)/.installed ## A shop's changelog into Iceberg tables, with pro
 
 stack: jdk setup ## Fetch what the servers of tests and demo-stack need, once: jars, Spark's packages
 	$(BIN)/python -m tests.stack.prepare
+
+demo-database: jdk setup ## A Postgres under load is mirrored into Iceberg and Delta, with proof; no Kafka, no Docker
+	$(BIN)/python -m tests.stack.demo_database
 
 demo-stack: jdk setup ## Postgres, MariaDB, Debezium, Kafka, S3 and a catalog without Docker; a bank's rows arrive in tables
 	$(BIN)/python -m tests.stack.demo
@@ -119,8 +122,8 @@ audit: setup ## Known vulnerabilities of the installed packages, where their lis
 licenses: $(VENV)/.with-dev ## Write docs/licenses.md: what is installed with rowdelta, and under which licenses
 	$(BIN)/python -m tests.test_licenses
 
-clean: ## Remove what the targets made, .venv* included; ./demo only if `rowdelta demo` made it
+clean: ## Remove what the targets made, .venv* included; ./demo and ./demo-database only if a demo made them
 	rm -rf $(VENV) .venv-spark-* .venv-audit build *.egg-info
 	rm -rf .pytest_cache .mypy_cache .ruff_cache .hypothesis .services spark-warehouse site
-	@test ! -f demo/.rowdelta-demo || rm -rf demo
+	@for made in demo demo-database; do test ! -f $$made/.rowdelta-demo || rm -rf $$made; done
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +

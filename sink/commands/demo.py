@@ -136,7 +136,7 @@ def run(folder: Path, table_format: Format = "iceberg") -> int:
     :return: 0 if every table equals its source, or a signal stopped it; else 1.
     :raises ConfigError: `folder` has files that don't come from a demo.
     """
-    _prepare(folder)
+    prepare(folder)
     print(f"\nThe shop's changelog, in {folder / 'changes'}: {BATCHES} files a table, each one micro-batch")
     random = np.random.default_rng(SEED)
     for entity in (CUSTOMERS, ORDERS):
@@ -326,7 +326,7 @@ CUSTOMERS = Entity("customers", 2_000, (60, 300, 40), _new_customers, _changed_c
 ORDERS = Entity("orders", 10_000, (400, 700, 80), _new_orders, _changed_orders, _orders_to_arrow)
 
 
-def _prepare(folder: Path) -> None:
+def prepare(folder: Path) -> None:
     """Create the demo's folder, or remove what an earlier demo made in it.
 
     :raises ConfigError: the folder can't be created, or it has files that don't come from a demo.

@@ -63,11 +63,16 @@ def main() -> int:
     if what := missing():
         print("\n".join(what), file=sys.stderr)
         return 1
+    return interruptible(lambda: _demo(transactions))
+
+
+def interruptible(demo: Callable[[], int]) -> int:
+    """Run a demo with servers that are processes, until it ends or a signal ends it. Returns its exit code."""
     os.environ[VARIABLE] = "local"  # that is what it shows
     for number in _SIGNALS:
         signal.signal(number, _interrupt)
     try:
-        return _demo(transactions)
+        return demo()
     except KeyboardInterrupt:
         print("\nstopped", flush=True)
         return 130
@@ -86,7 +91,7 @@ def _demo(transactions: int) -> int:
         stack = ends.enter_context(running_stack(told))
         sink = SinkProcess(EXAMPLE / "sink.yaml", stack.folder, environment(stack))
         ends.callback(sink.stop)
-        ends.callback(_stopping)
+        ends.callback(stopping)
         stack.postgres.execute(workloads.BANK)
         stack.postgres.execute((EXAMPLE / "postgres.sql").read_text(encoding="utf-8"))
         stack.mysql.execute((EXAMPLE / "mysql.sql").read_text(encoding="utf-8"))
@@ -105,7 +110,7 @@ def _demo(transactions: int) -> int:
             _show(stack)
             time.sleep(SHOWN_EVERY)
         bank.result()
-        return _compare(stack, sink) or _verify(sink)
+        return _compare(stack, sink) or verify(sink, "docs/examples/stack/sink.yaml")
 
 
 def _show(stack: Stack) -> None:
@@ -133,8 +138,12 @@ def _compare(stack: Stack, sink: SinkProcess) -> int:
     return 0
 
 
-def _verify(sink: SinkProcess) -> int:
-    print("rowdelta verify docs/examples/stack/sink.yaml", flush=True)
+def verify(sink: SinkProcess, shown: str) -> int:
+    """Compare a running sink's tables with their databases. Returns the exit code.
+
+    :param shown: the configuration, as it is printed.
+    """
+    print(f"rowdelta verify {shown}", flush=True)
     done = sink.finish("verify", str(sink.config))
     print(done.stdout, end="", flush=True)
     if done.returncode:
@@ -193,7 +202,7 @@ def _interrupt(number: int, frame: FrameType | None) -> None:
     raise KeyboardInterrupt
 
 
-def _stopping() -> None:
+def stopping() -> None:
     _ignore_more()
     print("stopping everything", flush=True)
 

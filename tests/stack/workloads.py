@@ -81,14 +81,16 @@ INSERT INTO types (id, v) VALUES (0, 'first');
 """
 
 
-def run_bank(postgres: Postgres, transactions: int, clients: int = 2, rate: int | None = None) -> None:
+def run_bank(
+    postgres: Postgres, transactions: int, clients: int = 2, rate: int | None = None, seed: int = SEED
+) -> None:
     """TPC-B: each transaction changes an account, a teller and a branch, and adds a row to the history.
 
     :param rate: transactions a second; None for as many as there can be.
     """
 
     def client(number: int) -> None:
-        chance = random.Random(SEED + number)
+        chance = random.Random(clients * seed + number)
         started = time.monotonic()
         with psycopg.connect(postgres.url, autocommit=True) as connection:
             for done in range(transactions // clients):
