@@ -1,9 +1,15 @@
 """Opens tables for commands that work beside runs of the sink."""
 
+import fcntl
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
 from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import TableError
+from sink.sources.engine import Engine
 from sink.sources.source import Source
 from sink.spark.engine import SparkEngine
 from sink.spark.sample import SparkSample
@@ -28,3 +34,34 @@ def open_beside_runs(spark: SparkSession, config: Config, resolved: ResolvedTabl
     key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
     plan = plan_table(catalogs, config, with_key(resolved, key), table)
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)
+
+
+@contextmanager
+def delivering(spark: SparkSession, config: Config) -> Iterator[None]:
+    """Inside this context topics get what is in the database's log: if no run does it, Debezium's engine is started.
+    Before the first run nothing is: the connector's snapshot is for a run to begin.
+
+    :raises RowdeltaError: the engine can't run.
+    """
+    buffer = None if config.source.buffer is None else Path(config.source.buffer)
+    if buffer is None or not (buffer / "state.json").exists() or _is_locked(buffer / "lock"):
+        yield
+        return
+    once = config.sink.model_copy(update={"trigger": "available-now"})  # it gives up if the database doesn't answer
+    engine = Engine(spark, config.model_copy(update={"sink": once}))
+    engine.start()
+    try:
+        engine.catch_up()
+        yield
+    finally:
+        engine.stop()
+
+
+def _is_locked(file: Path) -> bool:
+    """Whether an engine has locked a buffer."""
+    with file.open("a") as opened:
+        try:
+            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False

@@ -32,10 +32,10 @@ def reconcile(
     :param timeout: seconds that a round waits for the sink.
     :raises ConfigError: there is no such table, or the configuration names no database.
     """
-    if config.source.database is None or config.source.type != "kafka":
+    if config.source.database is None or not config.source.has_topics:
         raise ConfigError(
-            "reconcile needs source.type: kafka, and source.database: {url: 'jdbc:postgresql://host:5432/db', user: …, "
-            "password: '${…}'} (see docs/reconcile.md)."
+            "reconcile needs source.type: kafka or debezium, and source.database: {url: "
+            "'jdbc:postgresql://host:5432/db', user: …, password: '${…}'} (see docs/reconcile.md)."
         )
     source = open_source(spark, config, {})
     for table in chosen_tables(find_tables(config, source), names):

@@ -35,13 +35,14 @@ def add(commands: Commands) -> None:
 def _reconcile(args: argparse.Namespace) -> int:
     config = load(args)
     from sink.commands import verify
+    from sink.commands.beside_runs import delivering
     from sink.commands.reconcile import reconcile
     from sink.spark import session
 
     spark = session.start(verify.with_drivers(config), short=True)
     outcomes = []
     work = verify.verify if args.dry_run else reconcile
-    with session.stopping(spark):
+    with session.stopping(spark), delivering(spark, config):
         for outcome in work(spark, config, args.table, args.limit, args.timeout):
             outcomes.append(outcome)
             for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):

@@ -53,11 +53,12 @@ def add(commands: Commands) -> None:
 def _verify(args: argparse.Namespace) -> int:
     config = load(args)
     from sink.commands import verify
+    from sink.commands.beside_runs import delivering
     from sink.spark import session
 
     spark = session.start(verify.with_drivers(config), short=True)
     outcomes = []
-    with session.stopping(spark):
+    with session.stopping(spark), delivering(spark, config):
         for outcome in verify.verify(spark, config, args.table, args.limit, args.timeout):
             outcomes.append(outcome)
             for line in [verify.as_json(outcome)] if args.json else verify.lines(outcome):

@@ -16,7 +16,9 @@ from pyspark.sql import SparkSession
 from sink import config
 from sink.cli import main
 from sink.commands import inspection
+from sink.commands.beside_runs import delivering
 from sink.commands.load import Load
+from sink.commands.reconcile import reconcile
 from sink.config import Config
 from sink.errors import ConfigError, TableError
 from sink.run.pipeline import Pipeline
@@ -195,6 +197,13 @@ def test_load_ends_when_the_tables_are_equal(mirror: Mirror) -> None:
     ]
     mirror.run()
     assert mirror.equals("things", "quiet")
+    # no run goes on, and the engine has not seen all of the log
+    made = Config.model_validate(mirror.values("1 second"))
+    mirror.postgres.execute(f"CREATE TABLE {mirror.name}.unseen (id int)")
+    mirror.spark.sql(f"DELETE FROM lake.{mirror.name}.quiet WHERE id < 4")
+    with delivering(mirror.spark, made):
+        (outcome,) = reconcile(mirror.spark, made, ["quiet"], 5, 120)
+    assert (outcome.healed, outcome.is_equal) == (3, True), outcome
     (mirror.buffer / "state.json").unlink()  # another buffer lacks what came before it, also of a table without events
     with pytest.raises(TableError, match=r"quiet.* was created again"):
         mirror.run()
