@@ -9,12 +9,14 @@ import pytest
 
 from deltawriters.partial import Completed
 from sink.config import Config
+from sink.console import run
 from sink.databases import connector
 from sink.databases.connector import KafkaConnector
 from sink.databases.reading import Delivered
 from sink.errors import ConfigError, TemporaryError
 from sink.run.loading import Loads
 from sink.sources.kafka import KafkaSource
+from sink.spark import session
 from sink.table import loading
 from sink.table.loading import Loading
 from sink.table.patterns import ResolvedTable
@@ -111,3 +113,23 @@ def test_a_table_with_all_it_needs_asks_no_database() -> None:
     sample = loads.sample(ResolvedTable(config.tables[0], "tables[0]"))
     with pytest.raises(ConfigError, match="takes several topics"):
         sample.columns()
+
+
+def test_a_run_that_loads_brings_the_databases_driver(monkeypatch: pytest.MonkeyPatch) -> None:
+    class SeenError(Exception):
+        pass
+
+    def start(config: Config) -> None:
+        raise SeenError(config.spark.get("spark.jars.packages", ""))
+
+    monkeypatch.setattr(session, "start", start)
+    values = {
+        "sink": {"id": "s", "checkpoint": "/nowhere"},
+        "source": {"type": "kafka", "format": "debezium-json", "options": {"kafka.bootstrap.servers": "nowhere:1"},
+                   "database": {"url": "jdbc:postgresql://nowhere/db"}},
+        "catalogs": {"lake": {"type": "hadoop", "warehouse": "/nowhere"}},
+        "tables": [{"source": "a.public.t", "target": "lake.n.t"}],
+    }  # fmt: skip
+    for load, expected in (({"auto": True}, "org.postgresql:postgresql"), ({}, "^$")):
+        with pytest.raises(SeenError, match=expected):
+            run._run_watched(Config.model_validate(values | {"load": load}), None)
