@@ -19,6 +19,7 @@ how:
   The connector runs already, with snapshot.mode: no_data. The end of the topic is noted first. Then the table is read
   in parts by its key, several at once, each by one short query, and each is committed. Then the topic is read from
   where it ended. Ctrl-C finishes the parts in progress; running it again goes on from there, also after a crash.
+  With source.type: debezium, Debezium's engine runs beside the load, and there is nothing to start.
 
 what it needs:
   A user who may read the tables. In Postgres, pg_monitor shows how far the connector is; MySQL and MariaDB need the
