@@ -139,7 +139,10 @@ class DatabaseSection(Section):
 
 
 POSTGRES = "io.debezium.connector.postgresql.PostgresConnector"
-_OURS = re.compile(r"name|rowdelta\..*|offset\..*|converter\..*|(key|value|header)\.converter(?!\.schemas\.enable$).*")
+_OURS = re.compile(
+    r"name|rowdelta\..*|offset\..*|errors\.max\.retries|converter\..*"
+    r"|(key|value|header)\.converter(?!\.schemas\.enable$).*"
+)
 """Fits properties of a connector that the sink sets itself."""
 SECURE = ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword")
 

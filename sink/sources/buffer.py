@@ -4,12 +4,10 @@ one partition, and a position is the next offset in it, `{"0": 42}`. So everythi
 The query has nothing to read: it ticks, and each of its micro-batches goes up to the ends that the buffer has by then.
 """
 
-import itertools
 import json
 import logging
 import re
-from bisect import bisect_right
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -23,22 +21,23 @@ from sink.errors import DataError, TemporaryError
 from sink.sources.engine import LAST_ERROR
 from sink.sources.kafka import KafkaSource, raw_records
 from sink.sources.source import Position, Range, Stream, TableBatch
-from sink.sources.topics import Admin, Offsets, places_of
+from sink.sources.topics import Admin, Offsets, Places, places_of
 from sink.spark.expressions import any_of
 
 log = logging.getLogger("rowdelta")
 
 _PARTITION = "0"
-_SEGMENT = re.compile(r"(\d{20})-(\d+)\.tsv")
+_SEGMENT = re.compile(r"(\d{20})-(\d+)-(\d+)\.tsv")
 _EARLIEST, _LATEST = "earliest", "latest"
 _FIELDS = ("offset", "timestamp", "key", "headers", "value")
 
 
 @dataclass(frozen=True, order=True)
 class Segment:
-    """A file of a topic: its first offset, and when it was written (milliseconds)."""
+    """A file of a topic: its first offset, the one after its last, and when it was written (milliseconds)."""
 
     first: int
+    end: int
     written: int
     path: Path
 
@@ -77,6 +76,28 @@ class BufferSource(KafkaSource):
             log.warning("can't look which tables the database has: %s", error)
             return found
 
+    def _start(
+        self,
+        admin: Admin,
+        table: TableSection,
+        position: Position | None,
+        from_start: Collection[str],
+        earliest: Mapping[str, Offsets],
+        latest: Mapping[str, Offsets],
+    ) -> Places:
+        """:raises DataError: events that a new table needs were removed when others had passed them."""
+        starts, had = (
+            super()._start(admin, table, position, from_start, earliest, latest),
+            places_of(table, position or {}),
+        )
+        for topic, offsets in starts.items():
+            if not had.get(topic) and offsets[_PARTITION] > 0:
+                raise DataError(
+                    f"{table.target}: the buffer {self._buffer} no longer has the first events of {topic}. Load the "
+                    "table, or take a new snapshot: docs/without-kafka.md says how."
+                )
+        return starts
+
     def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
         error = self._buffer / LAST_ERROR
         more = f". {error.read_text(encoding='utf-8')}" if error.exists() else ""
@@ -95,9 +116,8 @@ class BufferSource(KafkaSource):
                 passed[topic] = min(reached, passed.get(topic, reached))
         for topic, reached in passed.items():
             segments = self._admin().segments(topic)
-            # where a segment ends, the next one says
-            for segment, following in itertools.pairwise(segments):
-                if following.first <= reached:
+            for segment in segments[:-1]:
+                if segment.end <= reached:
                     segment.path.unlink(missing_ok=True)
 
     def _admin(self) -> "_Buffer":
@@ -108,19 +128,22 @@ class BufferSource(KafkaSource):
         lines = F.split("value", "\t", len(_FIELDS))
         topic = F.element_at(F.split("_metadata.file_path", "/"), -2)
         for part in ranges:
-            end = part.end[_PARTITION]
-            segments = [segment for segment in self._admin().segments(part.topic) if segment.first < end]
-            begin = max(part.begin[_PARTITION], 0)
-            first = bisect_right([segment.first for segment in segments], begin) - 1
-            if begin < end and first < 0:
+            begin, end = max(part.begin[_PARTITION], 0), part.end[_PARTITION]
+            reached = begin
+            for segment in self._admin().segments(part.topic):
+                if segment.first <= reached < min(segment.end, end):
+                    paths.append(f"file:{segment.path}")
+                    reached = segment.end
+            if reached < end:
                 raise DataError(
-                    f"the buffer {self._buffer} has lost events of {part.topic} from offset {begin} on. Take a new "
+                    f"the buffer {self._buffer} has lost events of {part.topic} from offset {reached} on. Take a new "
                     "snapshot: docs/without-kafka.md says how."
                 )
-            paths += [f"file:{segment.path}" for segment in segments[max(first, 0) :]]
             offset = lines[0].cast("long")
             wanted.append((topic == part.topic) & (offset >= begin) & (offset < end))
-        text = spark.read.option("__globPaths__", "false").format("text").load(paths)
+        reader = spark.read.option("__globPaths__", "false")
+        # whatever the session says: what isn't read would be lost
+        text = reader.options(ignoreMissingFiles="false", ignoreCorruptFiles="false").format("text").load(paths)
         # a task may get several segments, in any order
         found = text.where(any_of(wanted)).select(
             topic.alias("topic"),
@@ -175,7 +198,7 @@ class _Buffer(Admin):
         folder = self._folder / "topics" / topic
         files = folder.iterdir() if folder.is_dir() else ()
         found = [(name, file) for file in files if (name := _SEGMENT.fullmatch(file.name))]
-        return sorted(Segment(int(name[1]), int(name[2]), file) for name, file in found)
+        return sorted(Segment(int(name[1]), int(name[1]) + int(name[2]), int(name[3]), file) for name, file in found)
 
     def latest(self) -> str:
         return _LATEST

@@ -6,15 +6,17 @@ source, and to call Debezium from Python through py4j would take a round trip fo
 
 The buffer has
 
-- `topics/<topic>/<first offset>-<milliseconds>.tsv`: a segment, with a line for each event: its offset, the time, the
-  key, the headers and the value. The last three are JSON, or empty.
+- `topics/<topic>/<first offset>-<events>-<milliseconds>.tsv`: a segment, with a line for each event: its offset, the
+  time, the key, the headers and the value. The last three are JSON, or empty.
 - `error.txt`: why the engine has ended, until it works again
-- `state.json`: `{"id": …, "ends": {topic: next offset}, "offsets": …}`. What it says is in the buffer; the offsets are
-  the engine's own.
+- `state.json`: `{"id": …, "ends": {topic: next offset}, "offsets": …, "begun": …, "events": …}`. What it says is in the
+  buffer; the offsets are the engine's own. Of the offset `begun`, which comes next, the buffer has so many events
+  already.
 
 A batch of the engine is a segment for each of its topics. They are made durable first, and then, by one rename, the
 state with their ends and the engine's offset. So the offset is never ahead of the events, nor behind: segments beyond
-the ends are removed when the engine starts, and nobody has read them. Each event is in the buffer once.
+the ends are removed when the engine starts, and nobody has read them. Each event is in the buffer once. Only then the
+database hears of the offset.
 
 The engine rolls segments by size and time as it makes batches, by `max.batch.size` and `poll.interval.ms`. It gets its
 properties, with the passwords, by a pipe: they are in no file and no command line. When the pipe is closed, it ends,
@@ -60,6 +62,9 @@ _DEFAULTS = {
     "poll.interval.ms": "500",
     "max.batch.size": "8192",
     "max.queue.size": "32768",
+    # a batch of wide rows has to fit into memory several times
+    "max.queue.size.in.bytes": "67108864",
+    "include.schema.changes": "false",
     # so that the database can remove its log also if only other tables change
     "heartbeat.interval.ms": "10000",
 }
@@ -74,7 +79,7 @@ _ATTEMPTS = 3
 _LOOK_SECONDS = 0.2
 _PASSING = re.compile(
     "refused|timed? ?out|terminat|reset|closed|shutting down|starting up|recovery|unreachable|unknown ?host|no route"
-    "|is active for|too many|i/o error",
+    "|is active for|too many|i/o error|can't be written|no space|out ?of ?memory",
     re.IGNORECASE,
 )
 """Fits errors after which another attempt may work."""
@@ -154,12 +159,13 @@ class Engine:
                 if self._is_restarting:
                     self._is_restarting = False
                     continue
-                failures = 0 if self._polled else failures + 1
+                has_worked = time.monotonic() - began > _LONGEST_PAUSE
+                failures = 0 if has_worked else failures + 1
                 # one that has worked is tried once more, whatever it says
                 is_hopeless = not isinstance(error, TemporaryError) and not self._polled and not had_polled
                 if is_hopeless or failures == attempts:
                     raise error
-                pause = _FIRST_PAUSE if time.monotonic() - began > _LONGEST_PAUSE else min(2 * pause, _LONGEST_PAUSE)
+                pause = _FIRST_PAUSE if has_worked else min(2 * pause, _LONGEST_PAUSE)
                 log.warning("%s Debezium's engine is started again in %.0f s.", error, pause)
                 if self._ending.wait(pause):
                     return
@@ -167,6 +173,8 @@ class Engine:
             self._error = error
         except OSError as error:
             self._error = TemporaryError(f"source.buffer: Debezium's engine can't run: {error}. Run again.")
+        except Exception as error:  # noqa: BLE001 - without its thread, the run would wait for ever
+            self._error = RowdeltaError(f"an unexpected error of the engine's thread: {type(error).__name__}: {error}")
 
     def _run_once(self, command: Sequence[str]) -> RowdeltaError:
         """Run one process to its end. Returns why it ended, unless `stop` did it."""
@@ -199,8 +207,12 @@ class Engine:
                     self._polled = True
                     (self._buffer / LAST_ERROR).unlink(missing_ok=True)
                     log.info("Debezium's engine reads the database's log into %s", self._buffer)
+                elif what == "waiting":
+                    log.warning("another run has source.buffer %s: waiting until it has ended", self._buffer)
                 elif what == "failed":
                     reason = json.loads(rest)
+                elif what == "Terminating":  # the JVM's own words: out of memory
+                    reason = line.strip()
                 elif what == "caught":
                     with self._lock:
                         if rest in self._marks:
@@ -240,10 +252,10 @@ class Engine:
 
     def _properties(self) -> dict[str, str]:
         own = {
-            "name": self._config.sink.id,
+            "name": "rowdelta",  # the offset belongs to the buffer, whatever sink.id is
             "offset.storage": "Engine$Store",
-            # while the state is written no further batch may begin
-            "offset.flush.timeout.ms": "600000",
+            # a connector that starts again by itself would send again what the buffer has
+            "errors.max.retries": "0",
             "key.converter.replace.null.with.default": "false",
             "value.converter.replace.null.with.default": "false",
             "rowdelta.buffer": str(self._buffer),
@@ -258,7 +270,7 @@ class Engine:
         classpath = [*compiler, *_jars(self._spark)]
         java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
         return [
-            *(java, "-Xmx1g", "-XX:+UseSerialGC"),
+            *(java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
             "-Dorg.slf4j.simpleLogger.defaultLogLevel=error",
             "-Dorg.slf4j.simpleLogger.showThreadName=false",
             "-Dorg.slf4j.simpleLogger.showLogName=false",

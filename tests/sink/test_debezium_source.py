@@ -1,11 +1,14 @@
 """Changes of a real Postgres reach tables by Debezium's own engine, without Kafka, whoever is killed meanwhile."""
 
 import functools
+import json
 import os
+import shutil
 import signal
 import threading
+import time
 from collections.abc import Iterator
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -16,8 +19,9 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.errors import ConfigError
+from sink.errors import ConfigError, DataError, TemporaryError
 from sink.run.pipeline import Pipeline
+from sink.sources.engine import Engine
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import wait_until, with_descendants
 from tests.stack.sink_process import SinkProcess, written
@@ -95,8 +99,20 @@ class Shop:
     def has_events(self, count: int) -> bool:
         return len(self.in_lake("events")) >= count
 
-    def segments(self) -> list[str]:
-        return sorted(file.name for file in self.buffer.glob("topics/*.things/*"))
+    def paths(self) -> list[Path]:
+        return sorted(self.buffer.glob("topics/*.things/*"))
+
+    def log_position(self, of: str) -> int:
+        with psycopg.connect(self.postgres.url) as connection:
+            found = connection.execute(f"SELECT {of} - '0/0'".encode()).fetchone()
+        assert found is not None
+        return int(found[0])
+
+    def end(self) -> int:
+        """So many events of things the buffer has had."""
+        state = self.buffer / "state.json"
+        ends: dict[str, int] = json.loads(state.read_text())["ends"] if state.exists() else {}
+        return ends.get(f"{self.name}.{self.name}.things", 0)
 
     def kill_engine(self) -> bool:
         """Whether there was one."""
@@ -149,7 +165,7 @@ def test_available_now_applies_what_the_database_has_at_its_start(shop: Shop) ->
     )
     shop.run()
     assert shop.is_equal()
-    assert len(shop.segments()) == 1  # what is applied was removed
+    assert len(shop.paths()) == 1  # what is applied was removed
 
 
 def test_whoever_is_killed_each_event_is_applied_once(shop: Shop, tmp_path: Path) -> None:
@@ -192,6 +208,127 @@ def test_whoever_is_killed_each_event_is_applied_once(shop: Shop, tmp_path: Path
     assert shop.is_equal()
     assert shop.postgres.password not in sink.text()
     assert not any(shop.postgres.password in file.read_text() for file in shop.buffer.rglob("*") if file.is_file())
+
+
+@contextmanager
+def running(shop: Shop, **connector: str) -> Iterator[Engine]:
+    """The engine alone, whose batches are small."""
+    shop.connector |= {"max.batch.size": "7", "max.queue.size": "20", **connector}
+    engine = Engine(shop.spark, Config.model_validate(shop.values("1 second")))
+    engine.start()
+    try:
+        yield engine
+    finally:
+        engine.stop()
+
+
+def test_events_with_one_position_in_the_log_are_in_the_buffer_once(shop: Shop) -> None:
+    """The connector goes on after all of them: rows that COPY wrote together, and the delete and insert of a key. Then
+    nothing else is in the log, in which it has to find where to go on.
+    """
+    things, random = f"{shop.name}.things", Random(3)
+    with running(shop) as engine:
+        assert engine.catch_up()
+        with psycopg.connect(shop.postgres.url, autocommit=True) as connection:
+            with connection.cursor().copy(f"COPY {things} (id) FROM STDIN".encode()) as rows:
+                for number in range(2000):
+                    rows.write_row((number,))
+            connection.execute(f"UPDATE {things} SET id = id + 5000 WHERE id < 500".encode())
+        before = 0
+        for _ in range(4):
+            assert wait_until(lambda: shop.end() > before)  # noqa: B023 - it is called at once
+            time.sleep(random.uniform(0, 0.3))
+            assert wait_until(shop.kill_engine)
+            before = shop.end()
+            if before >= 3500:
+                break
+        assert engine.catch_up()
+    assert shop.end() == 3500
+    keys: dict[int, int] = {}
+    for line in "".join(path.read_text() for path in shop.paths()).splitlines():
+        _, _, key, _, value = line.split("\t")
+        if value:
+            number = json.loads(key)["id"]
+            keys[number] = keys.get(number, 0) + (-1 if '"op":"d"' in value else 1)
+    assert keys == dict.fromkeys(range(500), 0) | dict.fromkeys(range(500, 2000), 1) | dict.fromkeys(
+        range(5000, 5500), 1
+    )
+
+
+def test_the_database_hears_only_of_what_the_buffer_has(shop: Shop) -> None:
+    def insert() -> None:
+        shop.postgres.execute(f"INSERT INTO {shop.name}.things SELECT count(*) FROM {shop.name}.things")
+
+    def has_failed() -> bool:
+        return (
+            "state.json" in (shop.buffer / "error.txt").read_text() if (shop.buffer / "error.txt").exists() else False
+        )
+
+    with running(shop, **{"heartbeat.interval.ms": "500"}) as engine:
+        insert()
+        assert engine.catch_up()
+        (shop.buffer / ".state.json").mkdir()  # as if the disk were full
+        insert()
+        assert wait_until(has_failed)
+        (shop.buffer / ".state.json").rmdir()
+        assert engine.catch_up()
+    assert shop.end() == 2
+
+
+def test_a_database_that_takes_no_mark_ends_the_run(shop: Shop) -> None:
+    shop.postgres.execute(
+        f"CREATE ROLE {shop.name} LOGIN REPLICATION PASSWORD 'secret-of-reader';\n"
+        f"GRANT USAGE ON SCHEMA {shop.name} TO {shop.name};\n"
+        f"GRANT SELECT ON ALL TABLES IN SCHEMA {shop.name} TO {shop.name};\n"
+        f"CREATE PUBLICATION {shop.name} FOR TABLE {shop.name}.things;\n"
+        "REVOKE EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) FROM PUBLIC"
+    )
+    shop.connector |= {"database.user": shop.name, "database.password": "secret-of-reader"}
+    shop.connector |= {"publication.autocreate.mode": "disabled"}
+    try:
+        with pytest.raises(TemporaryError, match="permission denied for function pg_logical_emit_message"):
+            shop.run()
+    finally:
+        shop.postgres.execute("GRANT EXECUTE ON FUNCTION pg_logical_emit_message(boolean, text, text) TO PUBLIC")
+
+
+def test_events_that_are_lost_are_not_left_out_silently(shop: Shop, tmp_path: Path) -> None:
+    things = f"{shop.name}.things"
+    shop.postgres.execute(f"INSERT INTO {things} VALUES (1)")
+    shop.run()
+    shutil.copytree(shop.buffer, tmp_path / "copy")
+    with running(shop, **{"heartbeat.interval.ms": "300"}):
+        before = shop.log_position("pg_current_wal_lsn()")
+        shop.postgres.execute(f"INSERT INTO {things} VALUES (2)")
+        confirmed = f"(SELECT confirmed_flush_lsn FROM pg_replication_slots WHERE slot_name = '{shop.name}')"
+        assert wait_until(lambda: shop.log_position(confirmed) > before)
+    # an older copy of the buffer
+    shutil.move(shop.buffer, tmp_path / "newest")
+    shutil.move(tmp_path / "copy", shop.buffer)
+    shop.postgres.execute(f"INSERT INTO {things} VALUES (3)")
+    with pytest.raises(ConfigError, match="the replication slot is ahead of the buffer"):
+        shop.run()
+    shutil.rmtree(shop.buffer)
+    shutil.move(tmp_path / "newest", shop.buffer)
+    # a table that comes later
+    shop.run()
+    values = shop.values("available-now")
+    values["tables"].append({"source": f"{shop.name}.{things}", "target": f"lake.{shop.name}.later"})
+    with pytest.raises(DataError, match="no longer has the first events"):
+        Pipeline(shop.spark, Config.model_validate(values)).run()
+    # a file that is missing between others
+    with running(shop) as engine:
+        for key in range(4, 7):
+            shop.postgres.execute(f"INSERT INTO {things} VALUES ({key})")
+            assert engine.catch_up()
+    shop.paths()[-2].unlink()
+    with pytest.raises(DataError, match="has lost events"):
+        shop.run()
+    # another slot
+    shop.close()
+    shop.postgres.execute(f"SELECT pg_create_logical_replication_slot('{shop.name}', 'pgoutput')")
+    with pytest.raises(ConfigError, match="the replication slot is ahead of the buffer"):
+        shop.run()
 
 
 @pytest.mark.parametrize(
