@@ -17,10 +17,11 @@ from pyspark.sql import SparkSession
 from sink.commands import inspection
 from sink.commands.load import Load
 from sink.config import Config
-from sink.errors import ConfigError, TableError, TemporaryError
+from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
-from sink.table import task_plans
+from sink.table import loading, task_plans
+from sink.table.loading import Loading
 from sink.table.microbatch import TableSink
 from sink.targets.values import ChangeSet
 from tests.sink.harness import CrashError
@@ -364,3 +365,43 @@ def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
     assert len(told) == 1
     assert "equal to the database" in told[0], told
     assert wait_until(shop.catches_up)
+
+
+@pytest.mark.parametrize(
+    ("statement", "again", "expected"),
+    [
+        ("TRUNCATE {}", "was written anew", "was written anew"),
+        (
+            "ALTER TABLE {} ALTER amount TYPE text USING 'much'",
+            "have other types now",
+            "or altered while it was loaded",
+        ),
+        ("DROP TABLE {}", "does not exist", "there is no table"),
+    ],
+)
+def test_a_table_that_is_changed_as_a_whole_meanwhile(
+    shop: Shop, connect: Connect, monkeypatch: pytest.MonkeyPatch, statement: str, again: str, expected: str
+) -> None:
+    """Seen by a user with the rights that docs/load.md names, and by the next load."""
+    shop.fill(5_000)
+    role = f"reader_{shop.prefix}"
+    shop.postgres.execute(
+        f"CREATE ROLE {role} LOGIN PASSWORD 'reading';\nGRANT SELECT ON {shop.table} TO {role};\n"
+        f"GRANT pg_monitor TO {role}"
+    )
+    shop.database |= {"user": role, "password": "reading"}
+    shop.start_connector(connect)
+    take_in, parts = Loading._take_in, iter(range(100))
+
+    def altering(self: Loading, *arguments: Any) -> None:
+        if next(parts) == 1:
+            shop.postgres.execute(statement.format(shop.table))
+        take_in(self, *arguments)
+
+    monkeypatch.setattr(Loading, "_take_in", altering)
+    monkeypatch.setattr(loading, "_FIRST_PAUSE", 0.0)
+    with pytest.raises(RowdeltaError, match=again) as raised:
+        shop.load()
+    assert "reading" not in str(raised.value)
+    with pytest.raises(RowdeltaError, match=expected):
+        shop.load()
