@@ -128,12 +128,12 @@ def run_orders(postgres: Postgres, transactions: int) -> None:
                 if "RENAME" in statement:
                     status = "state"
             with connection.transaction(force_rollback=chance.random() < 0.1):
-                for statement, values in _changes_of_orders(chance, 1000 + 10 * number, status):
+                for statement, values in changes_of_orders(chance, 1000 + 10 * number, status):
                     connection.execute(statement.encode(), values)
         connection.execute(LAST.encode())
 
 
-def _changes_of_orders(chance: random.Random, new: int, status: str) -> Iterator[tuple[str, tuple[object, ...]]]:
+def changes_of_orders(chance: random.Random, new: int, status: str) -> Iterator[tuple[str, tuple[object, ...]]]:
     """Statements of a transaction; ids from `new` on, ten of them, are its own."""
     for key in range(new, new + chance.randint(1, 4)):
         note = None if chance.random() < 0.3 else chance.choice("xyz") * TOASTED + str(key)
