@@ -8,14 +8,14 @@ from sink.databases.database import Database
 from sink.databases.mysql_catalog import binlog_place, literal, quoted, read_columns, select
 from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError, RowdeltaError
+from sink.spark.jdbc import MARIADB
 
 _BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _DUMPS = "SELECT user, state FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
 
 
 class MySQL(Database):
-    driver = "org.mariadb.jdbc.Driver"
-    package = "org.mariadb.jdbc:mariadb-java-client:3.5.3"
+    driver, package = MARIADB
 
     _is_sent = False
     """Whether the connector had all since the last reading. In a busy server it has all at times only."""

@@ -9,6 +9,7 @@ from sink.databases.database import INTEGER, Database
 from sink.databases.postgres_catalog import PostgresColumn, columns_query, literal, quoted
 from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError
+from sink.spark.jdbc import POSTGRES
 
 _PAGES_A_TASK = 2_000
 """Of 8 KB. A smaller table is read by one task."""
@@ -32,8 +33,7 @@ _BY_OUTPUT = frozenset(["bpchar", "inet", "cidr"])
 
 
 class Postgres(Database):
-    driver = "org.postgresql.Driver"
-    package = "org.postgresql:postgresql:42.7.7"
+    driver, package = POSTGRES
     _lsn = "0/0"
 
     @contextmanager

@@ -27,6 +27,7 @@ from sink.spark import archive, interrupts, jars, java_answers, java_names
 from sink.spark import versions as spark_versions
 from sink.spark.jars import Jar
 from sink.spark.java_errors import java_class, java_message
+from sink.spark.jdbc import driver_of
 from sink.spark.jvm_output import JvmOutput
 from sink.spark.progress import Line
 
@@ -61,7 +62,7 @@ _LOCAL_FILE_SYSTEM = "com.globalmentor.apache.hadoop.fs.BareLocalFileSystem"
 
 def packages(config: Config) -> list[str]:
     """Maven coordinates of the packages that the job needs: those of the formats of its tables, Kafka's source if it is
-    used, and the user's own packages.
+    used, the driver of a database from which the job loads tables, and the user's own packages.
     """
     version = spark_versions.installed()
     needed = [version.iceberg_runtime] if _needs_iceberg(config) else []
@@ -69,6 +70,8 @@ def packages(config: Config) -> list[str]:
         needed += version.delta_packages
     if config.source.type == "kafka":
         needed.append(version.kafka_connector)
+    if config.load.auto and config.source.database is not None:
+        needed.append(driver_of(config.source.database.url).package)
     return [*needed, *(package for package in _listed(config, _PACKAGES) if package not in needed)]
 
 

@@ -385,7 +385,7 @@ def test_a_table_that_is_changed_as_a_whole_meanwhile(
     """Seen by a user with the rights that docs/load.md names, and by the next load."""
     shop.fill(5_000)
     role = f"reader_{shop.prefix}"
-    shop.postgres.execute(
+    shop.server.execute(
         f"CREATE ROLE {role} LOGIN PASSWORD 'reading';\nGRANT SELECT ON {shop.table} TO {role};\n"
         f"GRANT pg_monitor TO {role}"
     )
@@ -395,7 +395,7 @@ def test_a_table_that_is_changed_as_a_whole_meanwhile(
 
     def altering(self: Loading, *arguments: Any) -> None:
         if next(parts) == 1:
-            shop.postgres.execute(statement.format(shop.table))
+            shop.server.execute(statement.format(shop.table))
         take_in(self, *arguments)
 
     monkeypatch.setattr(Loading, "_take_in", altering)
