@@ -23,7 +23,7 @@ from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import wait_until
 from tests.stack.sink_process import SinkProcess, written
 
-KILLS = int(os.environ.get("ROWDELTA_KILLS", "2"))
+KILLS = int(os.environ.get("ROWDELTA_KILLS", "1"))
 PATIENCE = 300.0
 TABLES = {
     "ice.bank.pgbench_accounts": "aid, bid, abalance, filler",
