@@ -80,10 +80,6 @@ def _run_watched(config: "Config", observer: "Observer | None") -> int:
 
     with ThreadPoolExecutor(1, "rowdelta-import") as pool:
         pool.submit(import_module, "sink.run.pipeline")  # takes a second, which the JVM needs to start
-        if config.load.auto:
-            from sink.commands.verify import with_drivers
-
-            config = with_drivers(config)
         spark = session.start(config)
     from sink.run.pipeline import Pipeline, stops_on_signals
     from sink.table.observer import nobody
