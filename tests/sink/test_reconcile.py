@@ -41,7 +41,7 @@ def shop(
 
 
 def reconciled(shop: Shop) -> Outcome:
-    (outcome,) = reconcile(shop.spark, shop.config(), (), 20, 60)
+    (outcome,) = reconcile(shop.spark, shop.config(), (), 20, 120)
     if outcome.error is not None:
         raise outcome.error
     return outcome
@@ -92,8 +92,8 @@ def test_beside_a_run_while_the_source_changes(shop: Shop, caplog: pytest.LogCap
         with shop.changing():
             assert wait_until(lambda: "batch" in caplog.text)
             outcome = reconciled(shop)
-        assert outcome.is_equal
-        assert outcome.healed >= 50
+        assert outcome.is_equal, outcome.differences
+        assert outcome.healed >= 10, "the keys that nothing changes"
         assert wait_until(lambda: shop.rows() == shop.source_rows())
     assert "another run with the same sink id" not in caplog.text
     assert "rows were corrected by rowdelta reconcile. It is opened again." in caplog.text
