@@ -22,8 +22,11 @@ from sink.errors import RowdeltaError
 from sink.table.load_state import times_before
 
 _SESSION = (
-    # literals of a key's timestamps are in UTC; a task that writes lets the server wait; MySQL 8 keeps old statistics
-    "SET SESSION time_zone = '+00:00', net_write_timeout = 3600 /*!80000 , information_schema_stats_expiry = 0 */"
+    # literals of a key's timestamps are in UTC; a task that writes lets the server wait; MySQL 8 keeps old statistics;
+    # what is rolled back is in no message, so it must not be read
+    "SET SESSION time_zone = '+00:00', net_write_timeout = 3600 "
+    "/*!80000 , information_schema_stats_expiry = 0, transaction_isolation = 'READ-COMMITTED' */ "
+    "/*M! , tx_isolation = 'READ-COMMITTED' */"
 )
 _OF_TABLE = "table_schema = COALESCE(NULLIF(?, ''), DATABASE()) AND table_name = ?"
 _ROWS = f"SELECT table_rows FROM information_schema.tables WHERE {_OF_TABLE}"

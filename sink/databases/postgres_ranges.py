@@ -99,7 +99,8 @@ def _between(column: str, bounds: list[str]) -> list[str]:
 
 def files(connection: PostgresConnection, table: str) -> str:
     """Names what changes when rows do of which the log says nothing: the files in which they have their places, which
-    are others when all rows are written anew (VACUUM FULL, CLUSTER, TRUNCATE); columns that have got a default; and
+    are others when all rows are written anew (VACUUM FULL, CLUSTER, TRUNCATE); the replica identity, which decides what
+    an update lacks; columns that have got a default; and
     all columns. A column that is new and has no default comes at the end.
 
     :param table: in quotes.
@@ -108,6 +109,7 @@ def files(connection: PostgresConnection, table: str) -> str:
     parts = f"SELECT relid FROM pg_partition_tree({whole}) UNION SELECT {whole}"
     (found,) = connection.rows(
         f"SELECT (SELECT string_agg(pg_relation_filenode(relid)::text, ',' ORDER BY relid) FROM ({parts}) p), "
+        f"(SELECT string_agg(DISTINCT relreplident::text, ',') FROM pg_class WHERE oid IN ({parts})), "
         "(SELECT string_agg(attrelid || '.' || attnum, ',' ORDER BY attrelid, attnum) FROM pg_attribute WHERE "
         f"atthasmissing AND NOT attisdropped AND attrelid IN ({parts})), "
         "(SELECT json_agg(ARRAY[attnum::text, attname] ORDER BY attnum)::text FROM pg_attribute WHERE attnum > 0 AND "

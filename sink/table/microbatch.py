@@ -295,7 +295,11 @@ class TableSink:
         return self.apply_batch(None, batch)
 
     def end_load(self, load: Load) -> None:
-        """Store that all parts are there."""
+        """Store that all parts are there.
+
+        :raises FencedError: another run has committed meanwhile.
+        """
+        self._open.catch_up()
         self.table.set_property(f"{self._open.prefix}.{LOAD}", load.to_json())
         self.table.refresh()
 
@@ -601,7 +605,8 @@ class TableSink:
         """See `DeltaOptions.absent_before`."""
         found = self.load
         until = None if found is None else found[0].until
-        return {int(partition): offset for partition, offset in (until or {}).items()}
+        # partitions of several topics have other names
+        return {int(name): offset for name, offset in (until or {}).items() if name.isdigit()}
 
     def _finish(self, written: Written) -> Written:
         try:

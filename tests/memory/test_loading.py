@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ from sink.config import Config
 from sink.databases import connector
 from sink.databases.connector import KafkaConnector
 from sink.databases.reading import Delivered
-from sink.errors import ConfigError, TemporaryError
+from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.run.loading import Loads
 from sink.sources.kafka import KafkaSource
 from sink.spark import session
@@ -22,7 +23,7 @@ from sink.table.patterns import ResolvedTable
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
 from tests.memory.loading import LoadPlayer, load_story
 from tests.memory.storage import Clock
-from tests.memory.stories import Story
+from tests.memory.stories import PREFIX, Story
 
 
 @pytest.fixture(autouse=True)
@@ -76,6 +77,23 @@ def test_rows_of_a_load_are_older_than_changes_that_it_may_lack(tmp_path: Path) 
     assert {name: value < before * (1000 if name.endswith("us") else 1) for name, value in load.order.items()} == (
         dict.fromkeys(("source.ts_ms", "ts_ms", "source.ts_us"), True)
     )
+
+
+def test_another_run_that_began_anew_is_not_told_that_all_parts_are_there(tmp_path: Path) -> None:
+    player = LoadPlayer(Story((), ()), tmp_path)
+    sink = player.opened(Clock())
+    assert sink.load is not None
+    player.store.add({}, "append", {"prefix": PREFIX, "operation": "another", "position": {"0": 0}, "state": {}})
+    with pytest.raises(RowdeltaError):
+        sink.end_load(sink.load[0])
+
+
+def test_a_table_that_gets_a_second_topic_after_its_load_goes_on(tmp_path: Path) -> None:
+    player = LoadPlayer(Story((), ()), tmp_path)
+    sink = player.opened(Clock())
+    assert sink.load is not None
+    sink.end_load(replace(sink.load[0], until={"topic-0": 7}))
+    assert sink._caught_up_at == {}
 
 
 def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -129,6 +129,7 @@ def test_what_alters_rows_without_a_message_is_told(postgres: Postgres) -> None:
     assert not goes_on("RENAME COLUMN a TO other")
     assert not goes_on("ALTER COLUMN b TYPE bigint")
     assert not goes_on("DROP COLUMN b")
+    assert not goes_on("REPLICA IDENTITY FULL")
     connection.close()
 
 

@@ -142,8 +142,17 @@ def test_each_row_is_in_one_part(spark: SparkSession, mariadb: MariaDB) -> None:
             plan = frame._jdf.queryExecution().toString()
             assert mariadb.password not in plan
             assert whole or parts[0] not in plan, "a condition has values of rows"
-    with closing(MySQLTable(spark, section, "nothing", "source.database")) as table:
+    mariadb.execute("SET GLOBAL TRANSACTION ISOLATION LEVEL READ UNCOMMITTED")
+    with (
+        closing(mariadb.connect()) as connection,
+        connection.cursor() as cursor,
+        closing(MySQLTable(spark, section, "nothing", "source.database")) as table,
+    ):
+        cursor.execute("BEGIN")
+        cursor.execute("INSERT INTO nothing VALUES (1)")  # which may be rolled back
         assert (table.key(), table.ranges(500)) == (("id",), ["1 = 1"])
+        frame, _ = table.read(["id"], ["1 = 1"], 1)
+        assert frame.count() == 0
 
 
 def test_what_alters_rows_without_a_message_is_told(spark: SparkSession, mariadb: MariaDB) -> None:
