@@ -70,7 +70,11 @@ INSERT INTO edge (id, f4, f8, d, dn, tm, dt, dt6, dtn, tsn, i8u) VALUES
    9223372036854775807)
 """
 """Without years before 100: the connector takes them for years of two digits (`enable.time.adjuster`)."""
-SETTINGS = {name: {key: value for key, value in of.items() if "interval" not in key} for name, of in CONNECTORS.items()}
+SETTINGS = {
+    f"{name}_of_mysql": {key: value for key, value in settings.items() if "interval" not in key}
+    for name, settings in CONNECTORS.items()
+}
+"""The names differ from those of Postgres: what Connect knows of a connector stays in the broker."""
 
 
 def test_rows_are_what_the_stream_makes_of_them(spark: SparkSession, kafka: Kafka, mariadb: MariaDB) -> None:
