@@ -8,10 +8,11 @@ from sink.databases.mysql import MySQL
 from sink.databases.mysql_table import MySQLTable
 from sink.databases.postgres import Postgres
 from sink.databases.postgres_table import PostgresTable
+from sink.spark.jdbc import POSTGRES, driver_of
 
 
 def database_of(url: str) -> type[Postgres] | type[MySQL]:
-    return Postgres if url.startswith("jdbc:postgresql:") else MySQL
+    return Postgres if driver_of(url) is POSTGRES else MySQL
 
 
 def open_table(spark: SparkSession, section: DatabaseSection, name: str, path: str) -> CatalogTable:
