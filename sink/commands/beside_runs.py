@@ -1,6 +1,5 @@
 """Opens tables for commands that work beside runs of the sink."""
 
-import fcntl
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -9,7 +8,7 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config
 from sink.errors import TableError
-from sink.sources.engine import Engine
+from sink.sources.engine import Engine, is_running
 from sink.sources.source import Source
 from sink.spark.engine import SparkEngine
 from sink.spark.sample import SparkSample
@@ -44,7 +43,7 @@ def delivering(spark: SparkSession, config: Config) -> Iterator[None]:
     :raises RowdeltaError: the engine can't run.
     """
     buffer = None if config.source.buffer is None else Path(config.source.buffer)
-    if buffer is None or not (buffer / "state.json").exists() or _is_locked(buffer / "lock"):
+    if buffer is None or not (buffer / "state.json").exists() or is_running(buffer):
         yield
         return
     once = config.sink.model_copy(update={"trigger": "available-now"})  # it gives up if the database doesn't answer
@@ -55,13 +54,3 @@ def delivering(spark: SparkSession, config: Config) -> Iterator[None]:
         yield
     finally:
         engine.stop()
-
-
-def _is_locked(file: Path) -> bool:
-    """Whether an engine has locked a buffer."""
-    with file.open("a") as opened:
-        try:
-            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            return True
-    return False

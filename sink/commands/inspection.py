@@ -18,11 +18,13 @@ from sink.config.folders import check_folders
 from sink.config.maintenance import ExpireSection, MaintenanceSection, age
 from sink.config.options import cleaning_warning
 from sink.databases.sample import DatabaseSample
+from sink.databases.slots import has_slots, shown_slots, slots_of
 from sink.databases.tables import source_table
 from sink.deadletters.table import check_table
 from sink.errors import ConfigError, NoMessagesError, NotChangesError, RowdeltaError, TableError
 from sink.redaction import redacted
 from sink.run.pipeline import open_source
+from sink.sources.buffer import BufferSource
 from sink.sources.source import Position, Source
 from sink.spark.sample import SparkSample
 from sink.spark.session import activate
@@ -184,7 +186,7 @@ def _examined(
 
 
 def status(spark: SparkSession, config: Config) -> Iterator[str]:
-    """For each table, its last snapshot, the stored position and the lag."""
+    """For each table, its last snapshot, the stored position and the lag. Then what is to be seen of the connector."""
     source, catalogs = open_source(spark, config, {}), Catalogs(spark, config)
     prefix = property_prefix(config)
     tables = find_tables(config, source)
@@ -222,6 +224,23 @@ def status(spark: SparkSession, config: Config) -> Iterator[str]:
         settings = maintenance_of(config, section, table)
         yield from _budget(config, section, table, settings)
         yield from _upkeep(section, table, settings, datetime.now(UTC))
+    if isinstance(source, BufferSource):
+        positions = [found[1] if isinstance(found, tuple) else None for found in loaded]
+        yield from _engine(source, [(table.section, at) for table, at in zip(tables, positions, strict=True)])
+    if has_slots(config):
+        try:
+            yield from shown_slots(config, slots_of(config))
+        except RowdeltaError as error:
+            yield f"slots: not known: {error}"
+
+
+def _engine(source: BufferSource, tables: Sequence[tuple[TableSection, Position | None]]) -> Iterator[str]:
+    held = source.held(tables)
+    state = "runs" if source.is_written() else "doesn't run"
+    last = "no event yet" if held.last_event is None else f"last event at {shown_time(held.last_event)}"
+    yield f"engine: {state}; {last}; {amount(held.events, 'event')} to apply, {sized(held.bytes)} in the buffer"
+    if error := source.last_error():
+        yield f"  {error}"
 
 
 def _upkeep(section: TableSection, table: Table, settings: MaintenanceSection, now: datetime) -> Iterator[str]:

@@ -40,7 +40,6 @@ _PARAMETERS = {
 _SERVERS = {"primary": "read-write", "secondary": "standby", "preferSecondary": "prefer-standby", "any": "any"}
 """Values of `targetServerType` -> of `target_session_attrs`."""
 _DEFAULTS = {
-    "connect_timeout": "10",
     # a connection that a firewall or a crash of the server has cut would be waited for without end
     "keepalives_idle": "60",
     "keepalives_interval": "10",
@@ -60,11 +59,12 @@ class PostgresConnection:
     """Each statement is a transaction of its own, which only reads.
 
     :param path: the section's place in the configuration, for messages: `source.database`.
+    :param patience: seconds for which it tries to connect, unless the URL says it.
     :raises ConfigError: it is another database, there is no driver, or the database refuses user or password.
     :raises TemporaryError: the database doesn't answer.
     """
 
-    def __init__(self, section: DatabaseSection, path: str = "source.database") -> None:
+    def __init__(self, section: DatabaseSection, path: str = "source.database", patience: int = 10) -> None:
         if not section.url.startswith("jdbc:postgresql:"):
             raise ConfigError(f"{path}.url: {masked(section.url)} can't be read: only Postgres is read so.")
         try:
@@ -78,7 +78,7 @@ class PostgresConnection:
         self._in_batches = {StatementOptions.BATCH_SIZE_HINT_BYTES.value: str(_BATCH_BYTES)}
         self._without_copy = {StatementOptions.USE_COPY.value: "false"}
         with self._errors("can't be reached"):
-            self._connection: Any = dbapi.connect(libpq_url(section), autocommit=True)
+            self._connection: Any = dbapi.connect(libpq_url(section, patience), autocommit=True)
         try:
             for statement in (*_SESSION, *_search_path(section)):
                 self.run(statement)
@@ -131,8 +131,11 @@ class PostgresConnection:
         return TemporaryError(f"{found}. Run again when it answers, or correct {path}.url.")
 
 
-def libpq_url(section: DatabaseSection) -> str:
-    """The database as libpq takes it."""
+def libpq_url(section: DatabaseSection, patience: int = 10) -> str:
+    """The database as libpq takes it.
+
+    :param patience: as of `PostgresConnection`.
+    """
     place, _, _ = section.url.removeprefix("jdbc:postgresql:").partition("?")
     place = place if place.startswith("//") else f"//localhost/{place}"
     given = _given(section)
@@ -142,7 +145,12 @@ def libpq_url(section: DatabaseSection) -> str:
     if (server := given.get("targetServerType")) in _SERVERS:
         named["target_session_attrs"] = _SERVERS[server]
     own = {"user": section.user, "password": section.password}
-    named = _DEFAULTS | named | {name: value for name, value in own.items() if value is not None}
+    named = (
+        _DEFAULTS
+        | {"connect_timeout": str(patience)}
+        | named
+        | {name: value for name, value in own.items() if value is not None}
+    )
     return f"postgresql:{place}?{urlencode(named, quote_via=quote)}"
 
 

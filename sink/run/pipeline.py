@@ -20,6 +20,7 @@ from changelog.amounts import amount
 from changelog.spec import ChangelogSpec
 from sink.config import Config
 from sink.config.folders import check_folders
+from sink.databases.slots import has_slots, slots_of
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError, TemporaryError, summary
 from sink.run.maintenance import Maintenance
 from sink.run.sampling import Sampling
@@ -31,7 +32,7 @@ from sink.sources.source import Source, Stream
 from sink.spark.interrupts import jvms
 from sink.spark.java_errors import JAVA_ERRORS
 from sink.spark.session import activate, start_workers
-from sink.table.observer import LoopTurned, Observer, nobody
+from sink.table.observer import EngineSeen, Event, LoopTurned, Observer, SlotsSeen, nobody
 from sink.table.patterns import NO_TABLE, find_tables
 
 log = logging.getLogger("rowdelta")
@@ -104,7 +105,7 @@ class Pipeline:
         :raises RowdeltaError: its message says what happened and what to do. Every table is as its last commit left it.
         """
         activate(self._spark)  # the caller's thread may be another one than the session's
-        sampling = Sampling(self._spark, self._supervisor, self._observer) if self._observer is not nobody else None
+        sampling = Sampling(self._spark, self._sample, self._observer) if self._observer is not nobody else None
         maintenance = Maintenance(self._spark, self._config, self._supervisor)
         try:
             self._raise_if_over()
@@ -350,10 +351,19 @@ class Pipeline:
 
     def _remove_applied(self) -> None:
         if isinstance(self._source, BufferSource):
-            members = self._supervisor.members.values()
-            self._source.remove_applied(
-                [(member.resolved.section, member.sink.position if member.sink else None) for member in members]
-            )
+            self._source.remove_applied(self._supervisor.positions())
+
+    def _sample(self) -> Iterator[Event]:
+        """What is to be seen beside the micro-batches at the moment. Another thread asks."""
+        if self._engine is not None and isinstance(self._source, BufferSource):
+            engine, held = self._engine, self._source.held(self._supervisor.positions())
+            yield EngineSeen(engine.is_reading, engine.failures, engine.reason, held)
+        if has_slots(self._config):
+            try:
+                yield SlotsSeen(slots_of(self._config))
+            except RowdeltaError as error:
+                yield SlotsSeen((), summary(error))
+        yield self._supervisor.lags()
 
     def _has_ended(self, run: StartedQuery) -> bool:
         assert run.query is not None

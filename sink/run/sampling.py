@@ -1,16 +1,16 @@
-"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, and the memory
-in use."""
+"""Asks from time to time, beside the job, what no micro-batch tells: how far tables are behind, what the connector
+does, and the memory in use."""
 
 import logging
 import threading
 import time
+from collections.abc import Callable, Iterable
 from typing import TYPE_CHECKING
 
 from sink.errors import RowdeltaError, summary
-from sink.run.supervisor import Supervisor
 from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.session import activate
-from sink.table.observer import JvmMemory, LagsUnknown, Observer
+from sink.table.observer import Event, JvmMemory, LagsUnknown, Observer
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -24,11 +24,14 @@ _STOP_SECONDS = 5.0
 
 
 class Sampling:
-    """A thread of a run that somebody watches."""
+    """A thread of a run that somebody watches.
 
-    def __init__(self, spark: "SparkSession", supervisor: Supervisor, observer: Observer) -> None:
+    :param ask: finds out what is to be told.
+    """
+
+    def __init__(self, spark: "SparkSession", ask: Callable[[], Iterable[Event]], observer: Observer) -> None:
         self._spark = spark
-        self._supervisor = supervisor
+        self._ask = ask
         self._observer = observer
         self._ending = threading.Event()
         self._has_failed = False
@@ -53,7 +56,8 @@ class Sampling:
         try:
             activate(self._spark)
             self._observer(JvmMemory(self._heap()))
-            self._observer(self._supervisor.lags())
+            for event in self._ask():
+                self._observer(event)
         except (RowdeltaError, *SPARK_ERRORS, OSError) as error:
             if not self._ending.is_set():
                 self._observer(LagsUnknown(summary(error)))

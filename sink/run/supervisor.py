@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from changelog.spec import ChangelogSpec
 from sink import logs
-from sink.config import Config
+from sink.config import Config, TableSection
 from sink.deadletters.table import DeadLetters, open_dead_letters
 from sink.errors import (
     ConfigError,
@@ -34,7 +34,7 @@ from sink.errors import (
 from sink.plans import Share
 from sink.redaction import masked
 from sink.run.loading import Loads
-from sink.sources.source import Source, Stream, TableBatch
+from sink.sources.source import Position, Source, Stream, TableBatch
 from sink.spark.engine import SparkEngine
 from sink.spark.interrupts import jvms
 from sink.spark.java_errors import SPARK_ERRORS
@@ -237,6 +237,10 @@ class Supervisor:
             {section.target: behind[section.id] for section, _ in open_tables if section.id in behind},
             "messages" if self._config.source.has_topics else "files",
         )
+
+    def positions(self) -> list[tuple[TableSection, Position | None]]:
+        """Of all tables. None of those that aren't open."""
+        return [(m.resolved.section, m.sink.position if m.sink else None) for m in self.members.values()]
 
     def broken(self) -> list[Member]:
         """Tables that failed with an error that isn't harmless."""

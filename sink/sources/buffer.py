@@ -8,6 +8,7 @@ import json
 import logging
 import re
 from collections.abc import Collection, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,9 @@ from pyspark.sql import functions as F
 from sink.config import Config, TableSection
 from sink.databases.captured import captured_topics
 from sink.errors import DataError, TemporaryError
-from sink.sources.engine import LAST_ERROR
+from sink.sources.engine import LAST_ERROR, is_running
 from sink.sources.kafka import KafkaSource, raw_records
-from sink.sources.source import Position, Range, Stream, TableBatch
+from sink.sources.source import Held, Position, Range, Stream, TableBatch
 from sink.sources.topics import Admin, Offsets, Places, places_of
 from sink.spark.expressions import any_of
 
@@ -98,27 +99,43 @@ class BufferSource(KafkaSource):
                 )
         return starts
 
-    def lag(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Sequence[str]:
-        error = self._buffer / LAST_ERROR
-        more = f". {error.read_text(encoding='utf-8')}" if error.exists() else ""
-        return [f"{text}{more}" for text in super().lag(tables)]
-
     def remove_applied(self, tables: Sequence[tuple[TableSection, Position | None]]) -> None:
         """Remove segments that all tables of their topics have passed. Those of a topic that no table has stay.
 
         :param tables: all tables, with their positions; None if it isn't known.
         """
-        passed = dict[str, int]()
-        for table, position in tables:
-            places = places_of(table, position or {})
-            for topic in table.topics:
-                reached = places.get(topic, {}).get(_PARTITION, 0)
-                passed[topic] = min(reached, passed.get(topic, reached))
-        for topic, reached in passed.items():
+        for topic, reached in _passed(tables).items():
             segments = self._admin().segments(topic)
             for segment in segments[:-1]:
                 if segment.end <= reached:
                     segment.path.unlink(missing_ok=True)
+
+    def held(self, tables: Sequence[tuple[TableSection, Position | None]]) -> Held:
+        """What the buffer holds for tables. Another thread may ask while it is written and read.
+
+        :param tables: as of `remove_applied`.
+        """
+        passed, admin = _passed(tables), self._admin()
+        events = size = written = 0
+        for topic, end in admin.ends(admin.topics()).items():
+            reached = passed.get(topic, 0)
+            events += max(0, end[_PARTITION] - reached)
+            for segment in admin.segments(topic):
+                written = max(written, segment.written)
+                if segment.end > reached:
+                    with suppress(FileNotFoundError):  # it was just removed
+                        size += segment.path.stat().st_size
+        return Held(events, size, written or None)
+
+    def is_written(self) -> bool:
+        """Whether an engine runs."""
+        return is_running(self._buffer)
+
+    def last_error(self) -> str:
+        """Why the engine has ended, until it works again. Else empty."""
+        with suppress(FileNotFoundError):
+            return (self._buffer / LAST_ERROR).read_text(encoding="utf-8")
+        return ""
 
     def _admin(self) -> "_Buffer":
         return _Buffer(self._buffer)
@@ -166,6 +183,17 @@ class BufferSource(KafkaSource):
             ends = self._admin().offsets(list(self._begin), _LATEST)
             self._read = batch_id, before, ends
         return self._read[1:]
+
+
+def _passed(tables: Sequence[tuple[TableSection, Position | None]]) -> dict[str, int]:
+    """How far all tables of a topic have come."""
+    passed = dict[str, int]()
+    for table, position in tables:
+        places = places_of(table, position or {})
+        for topic in table.topics:
+            reached = places.get(topic, {}).get(_PARTITION, 0)
+            passed[topic] = min(reached, passed.get(topic, reached))
+    return passed
 
 
 def topics_source(spark: SparkSession, config: Config) -> KafkaSource:

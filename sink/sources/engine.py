@@ -23,6 +23,7 @@ properties, with the passwords, by a pipe: they are in no file and no command li
 also if the sink was killed.
 """
 
+import fcntl
 import hashlib
 import json
 import logging
@@ -99,6 +100,8 @@ class Engine:
         self._process: subprocess.Popen[str] | None = None
         self._ending = threading.Event()
         self._polled = self._is_restarting = False
+        self.is_reading, self.failures, self.reason = False, 0, ""
+        """Whether it reads the database's log, how often it has ended by itself, and why, until it reads again."""
         self._error: RowdeltaError | None = None
         self._lock = threading.Lock()
         self._marks = dict[str, threading.Event]()
@@ -204,7 +207,8 @@ class Engine:
             for line in process.stdout:
                 what, _, rest = line.strip().partition(" ")
                 if what == "polling":
-                    self._polled = True
+                    self._polled = self.is_reading = True
+                    self.reason = ""
                     (self._buffer / LAST_ERROR).unlink(missing_ok=True)
                     log.info("Debezium's engine reads the database's log into %s", self._buffer)
                 elif what == "waiting":
@@ -218,6 +222,7 @@ class Engine:
                         if rest in self._marks:
                             self._marks[rest].set()
         finally:
+            self.is_reading = False
             self._close()
             reader.join(_END_SECONDS)
             process.stdout.close()
@@ -225,6 +230,7 @@ class Engine:
         text = masked("; ".join(dict.fromkeys([reason, *complaints]) if reason else complaints))
         text = f"source.connector: Debezium's engine has ended: {text or f'exit code {process.returncode}'}."
         if not (self._ending.is_set() or self._is_restarting):
+            self.failures, self.reason = self.failures + 1, text
             (self._buffer / LAST_ERROR).write_text(text, encoding="utf-8")
         is_killed = process.returncode < 0
         if self._polled or is_killed or _PASSING.search(text):
@@ -279,6 +285,16 @@ class Engine:
             "org.codehaus.janino.JavaSourceClassLoader",
             *("-sourcepath", str(Path(__file__).parent), "Engine"),
         ]
+
+
+def is_running(buffer: Path) -> bool:
+    """Whether an engine has a buffer at the moment."""
+    with suppress(FileNotFoundError), (buffer / "lock").open("r+") as opened:
+        try:
+            fcntl.lockf(opened, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            return True
+    return False
 
 
 def _keep_errors(lines: Iterator[str], kept: deque[str]) -> None:

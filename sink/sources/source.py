@@ -133,6 +133,40 @@ class Behind:
     seconds: float | None
 
 
+@dataclass(frozen=True)
+class Held:
+    """What a buffer holds for tables.
+
+    :param events: that a table of their topic hasn't applied yet, or that no table reads.
+    :param bytes: of the files in which they are.
+    :param last_event: when the newest event came, also an applied one, in milliseconds since 1970. None if there is
+        none.
+    """
+
+    events: int
+    bytes: int
+    last_event: int | None
+
+
+@dataclass(frozen=True)
+class Slot:
+    """A replication slot of Postgres.
+
+    :param is_active: somebody reads it.
+    :param retained: bytes of its log that the database keeps for it. None if it keeps none.
+    :param unread: bytes of these that the reader hasn't confirmed yet.
+    :param state: as the database says it: `reserved`, `extended`, `unreserved` or `lost`.
+    :param idle_since: since when nobody reads it. None before Postgres 17.
+    """
+
+    name: str
+    is_active: bool
+    retained: int | None
+    unread: int | None
+    state: str
+    idle_since: str | None
+
+
 class Source(Protocol):
     """Kafka or files, for Spark to read."""
 

@@ -6,12 +6,12 @@ observer must be quick and must not raise: it is called between the steps of a m
 
 import logging
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Literal, Protocol
 
-from sink.sources.source import Behind, Position
+from sink.sources.source import Behind, Held, Position, Slot
 from sink.targets.seam import TableView
 from sink.targets.values import FileCounts, LastCommit
 
@@ -206,6 +206,32 @@ class LagsUnknown:
 
 
 @dataclass(frozen=True)
+class EngineSeen:
+    """Debezium's engine and its buffer, as seen just now.
+
+    :param is_reading: it reads the database's log.
+    :param failures: so often it has ended by itself.
+    :param reason: why, until it reads again.
+    """
+
+    is_reading: bool
+    failures: int
+    reason: str
+    held: Held
+
+
+@dataclass(frozen=True)
+class SlotsSeen:
+    """The database's replication slots, as seen just now.
+
+    :param reason: why they aren't known.
+    """
+
+    slots: Sequence[Slot]
+    reason: str = ""
+
+
+@dataclass(frozen=True)
 class JvmMemory:
     """:param heap: bytes in use."""
 
@@ -233,6 +259,8 @@ Event = (
     | RewriteDone
     | Lags
     | LagsUnknown
+    | EngineSeen
+    | SlotsSeen
     | JvmMemory
     | LoopTurned
 )

@@ -19,6 +19,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from changelog.rows import RowKind
+from sink.sources.source import Slot
+from sink.table.observer import EngineSeen
 from sink.watch.state import MOST_NAME, OTHERS, SHOWN_TABLES, Reading, State, Table, words
 
 _MOST_PARTS = 5_000
@@ -300,6 +302,7 @@ class StateCollector(Collector):
             ("rowdelta_lag_known", "1 if the source answered when it was last asked.", float(reading.lags_known)),
         ):
             yield GaugeMetricFamily(name, text, value=value)
+        yield from _of_connector(reading)
         tables = GaugeMetricFamily("rowdelta_tables", "Number of tables, by status.", labels=["status"])
         statuses = [table.status for table in reading.tables.values()]
         for status in ("opening", "working", "waiting", "failed"):
@@ -320,6 +323,41 @@ class StateCollector(Collector):
             buckets=list(durations.buckets()),
             sum_value=durations.sum,
         )
+
+
+_OF_SLOTS: tuple[tuple[str, str, Callable[[Slot], float | None]], ...] = (
+    ("active", "1 while somebody reads the replication slot.", lambda slot: slot.is_active),
+    ("retained_bytes", "Bytes of its log that the database keeps for the slot.", lambda slot: slot.retained),
+    ("unread_bytes", "Bytes of the database's log that the slot's reader hasn't confirmed.", lambda slot: slot.unread),
+)
+
+
+_OF_ENGINE: tuple[tuple[str, str, Callable[[EngineSeen, float], float | None]], ...] = (
+    ("engine_reading", "1 while Debezium's engine reads the database's log.", lambda engine, _: engine.is_reading),
+    (
+        "engine_last_event_seconds",
+        "Seconds since its last event.",
+        lambda engine, now: None if engine.held.last_event is None else now - engine.held.last_event / 1000,
+    ),
+    ("buffer_events", "Events in its buffer that a table hasn't applied.", lambda engine, _: engine.held.events),
+    ("buffer_bytes", "Bytes of the buffer's files in which they are.", lambda engine, _: engine.held.bytes),
+)
+"""With the time, in seconds since 1970."""
+
+
+def _of_connector(reading: Reading) -> Iterator[Metric]:
+    engine = reading.engine
+    for name, text, seen in _OF_ENGINE:
+        value = None if engine is None else seen(engine, reading.wall)
+        yield GaugeMetricFamily(f"rowdelta_{name}", text, value=value)
+    failures = None if engine is None else engine.failures
+    yield CounterMetricFamily("rowdelta_engine_failures", "Times that it has ended by itself.", value=failures)
+    for name, text, of in _OF_SLOTS:
+        slots = GaugeMetricFamily(f"rowdelta_slot_{name}", text, labels=["slot"])
+        for slot in reading.slots:
+            if (size := of(slot)) is not None:
+                slots.add_metric([slot.name], size)
+        yield slots
 
 
 def _family(metric: OfTable, reading: Reading) -> Metric:

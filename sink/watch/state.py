@@ -12,14 +12,14 @@ import resource
 import threading
 import time
 from collections import Counter, defaultdict, deque
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from datetime import UTC, datetime
 from typing import Any, NamedTuple
 
 from sink.redaction import beginning
-from sink.sources.source import Behind
+from sink.sources.source import Behind, Slot
 from sink.table import observer
 from sink.table.observer import Event
 from sink.targets.values import FileCounts
@@ -39,7 +39,10 @@ _ERRORS = 20
 _CLASSES = 30
 _WORDS = 800
 MOST_NAME = 300
-_BESIDE_THE_JOB = (observer.JvmMemory, observer.Lags, observer.LagsUnknown)
+_BESIDE_THE_JOB = (
+    *(observer.JvmMemory, observer.Lags, observer.LagsUnknown),
+    *(observer.EngineSeen, observer.SlotsSeen),
+)
 """Events of `sink.run.sampling`, which go on while the job stands still."""
 _SERIES = ("rows", "behind", "batch_seconds", "dead_letters")
 
@@ -149,6 +152,8 @@ class State:
         self._history = _history()
         self._errors: deque[dict[str, Any]] = deque(maxlen=_ERRORS)
         self._lags_unknown = ""
+        self._engine: observer.EngineSeen | None = None
+        self._slots = observer.SlotsSeen(())
         self._memory: dict[str, int] = {}
         self._batch_seconds = Durations()
         self._broken = False
@@ -189,6 +194,12 @@ class State:
                 self._lags_unknown = told.reason
                 for known in self._tables.values():
                     known.parts = None
+                return
+            case observer.EngineSeen():
+                self._engine = replace(event, reason=told.reason)
+                return
+            case observer.SlotsSeen():
+                self._slots = replace(event, reason=told.reason)
                 return
             case observer.JvmMemory():
                 self._peak("jvm", event.heap)
@@ -332,6 +343,9 @@ class State:
                 self._batch_seconds,
                 self._clock() - self._started,
                 not self._lags_unknown,
+                self._engine,
+                self._slots.slots,
+                self._wall(),
             )
 
     def live(self) -> str | None:
@@ -375,6 +389,9 @@ class State:
                 "ready": not not_ready,
                 "problems": [*([live] if live else []), *not_ready],
                 "lags_unknown": self._lags_unknown,
+                "engine": None if self._engine is None else self._engine_row(self._engine),
+                "slots": [asdict(slot) for slot in self._slots.slots],
+                "slots_unknown": self._slots.reason,
                 "memory": dict(self._memory),
                 "tables_total": len(tables),
                 "statuses": Counter(table.status for table in tables),
@@ -409,6 +426,17 @@ class State:
                     {"part": part, "behind": behind.count, "seconds": behind.seconds} for part, behind in parts[:100]
                 ],
             }
+
+    def _engine_row(self, engine: observer.EngineSeen) -> dict[str, Any]:
+        held = engine.held
+        return {
+            "reading": engine.is_reading,
+            "failures": engine.failures,
+            "reason": engine.reason,
+            "since_event": None if held.last_event is None else round(self._wall() - held.last_event / 1000, 1),
+            "events": held.events,
+            "bytes": held.bytes,
+        }
 
     def _row(self, table: Table, now: float) -> dict[str, Any]:
         return {
@@ -449,6 +477,8 @@ class Reading:
     """:param now: of the monotonic clock.
     :param memory: peak in bytes, by process.
     :param lags_known: whether the source answered when it was asked last.
+    :param engine: Debezium's, if the sink runs it.
+    :param wall: seconds since 1970.
     """
 
     now: float
@@ -457,6 +487,9 @@ class Reading:
     batch_seconds: "Durations"
     uptime: float
     lags_known: bool
+    engine: observer.EngineSeen | None
+    slots: Sequence[Slot]
+    wall: float
 
 
 class Durations:

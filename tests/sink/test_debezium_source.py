@@ -3,6 +3,7 @@
 import functools
 import json
 import os
+import re
 import shutil
 import signal
 import threading
@@ -18,10 +19,12 @@ import psycopg
 import pytest
 from pyspark.sql import SparkSession
 
+from sink.commands import inspection
 from sink.config import Config
 from sink.errors import ConfigError, DataError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.sources.engine import Engine
+from sink.table.observer import EngineSeen, Event, Observer, SlotsSeen, nobody
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import wait_until, with_descendants
 from tests.stack.sink_process import SinkProcess, written
@@ -79,8 +82,8 @@ class Shop:
             ],
         }
 
-    def run(self) -> None:
-        Pipeline(self.spark, Config.model_validate(self.values("available-now"))).run()
+    def run(self, observer: Observer = nobody) -> None:
+        Pipeline(self.spark, Config.model_validate(self.values("available-now")), observer).run()
 
     def in_database(self, table: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.postgres.url) as connection:
@@ -152,8 +155,13 @@ def test_available_now_applies_what_the_database_has_at_its_start(shop: Shop) ->
         f"INSERT INTO {s}.things SELECT i, 'tab\t' || i || E'\\n\\r', i / 3.0 FROM generate_series(1, 1000) i;\n"
         f"INSERT INTO {s}.events (what) SELECT 'e' || i FROM generate_series(1, 500) i"
     )
-    shop.run()
+    told: list[Event] = []
+    shop.run(told.append)
     assert shop.is_equal()
+    engine = next(event for event in told if isinstance(event, EngineSeen))
+    slots = next(event for event in told if isinstance(event, SlotsSeen))
+    assert (engine.is_reading, engine.failures, engine.held.bytes > 10_000) == (False, 0, True)
+    assert [(slot.name, slot.is_active, (slot.retained or 0) > 0) for slot in slots.slots] == [(s, False, True)]
     shop.run()  # nothing has changed
     assert shop.is_equal()
     shop.postgres.execute(
@@ -270,9 +278,50 @@ def test_the_database_hears_only_of_what_the_buffer_has(shop: Shop) -> None:
         (shop.buffer / ".state.json").mkdir()  # as if the disk were full
         insert()
         assert wait_until(has_failed)
+        assert "state.json" in engine.reason
+        assert not engine.is_reading
         (shop.buffer / ".state.json").rmdir()
         assert engine.catch_up()
+        assert (engine.is_reading, engine.failures > 0, engine.reason) == (True, True, "")
     assert shop.end() == 2
+
+
+def test_status_tells_of_the_engine_and_of_the_databases_slots(shop: Shop) -> None:
+    def status(**connector: str) -> str:
+        values = shop.values("1 second")
+        values["source"]["connector"] = shop.connector | connector
+        return "\n".join(inspection.status(shop.spark, Config.model_validate(values)))
+
+    things, old = f"{shop.name}.things", f"{shop.name}_old"
+    shop.postgres.execute(f"SELECT pg_create_logical_replication_slot('{old}', 'pgoutput')")
+    try:
+        found = status()
+        assert "engine: doesn't run; no event yet; 0 events to apply, 0 bytes in the buffer" in found
+        assert f"slot {shop.name}: there is none; the connector makes it when it starts" in found
+        with running(shop) as engine:
+            shop.postgres.execute(f"INSERT INTO {things} SELECT generate_series(1, 3000)")
+            assert engine.catch_up()
+            found = status()
+            assert re.search(r"engine: runs; last event at 20\S+ \S+ UTC; 3,000 events to apply, \S+ MB", found), found
+            assert re.search(rf"slot {shop.name}: is read; .+ to read, the database keeps .+ of its log", found), found
+            kept = re.search(rf"slot {old}: nobody reads it.* keeps ([\d.]+) kB of its .* drop it: (SELECT .*)", found)
+            assert kept is not None, found
+            assert float(kept[1]) > 200
+        found = status(**{"database.password": "another-secret"})
+        assert "slots: not known: source.database: " in found
+        assert "password authentication failed" in found
+        assert "another-secret" not in found
+        (shop.buffer / "error.txt").write_text("it has ended")
+        shop.postgres.execute(kept[2])
+        found = status()
+        assert "engine: doesn't run; last event at" in found
+        assert "\n  it has ended" in found
+        assert f"slot {shop.name}: nobody reads it" in found
+        assert old not in found
+    finally:
+        shop.postgres.execute(
+            f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{old}'"
+        )
 
 
 def test_a_database_that_takes_no_mark_ends_the_run(shop: Shop) -> None:

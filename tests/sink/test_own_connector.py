@@ -1,5 +1,6 @@
 """What a load wants of the engine's connector before it begins, of a real Postgres: without Spark or the engine."""
 
+import re
 import threading
 from collections.abc import Callable, Iterator
 from typing import Any
@@ -11,7 +12,9 @@ import pytest
 from sink.config import Config
 from sink.databases.captured import captured_topics
 from sink.databases.own_connector import OwnConnector
+from sink.databases.slots import shown_slots, slots_of
 from sink.errors import ConfigError, TemporaryError
+from sink.sources.source import Slot
 from tests.stack.postgres import Postgres, running_postgres
 
 
@@ -129,3 +132,35 @@ def test_a_load_begins_after_transactions_that_the_publication_came_too_late_for
         other.commit()
         assert begun.wait(30), "it doesn't wait for who reads"
         thread.join()
+
+
+def test_slots_that_nobody_reads_are_named_with_what_the_database_keeps(postgres: Postgres) -> None:
+    postgres.execute(
+        "SELECT pg_create_logical_replication_slot('left_over', 'pgoutput');\n"
+        "SELECT pg_create_physical_replication_slot('a_replica', true);\n"
+        "INSERT INTO public.orders SELECT generate_series(10001, 11000)"
+    )
+    try:
+        of = config(postgres)
+        (slot,) = slots_of(of)
+        assert (slot.name, slot.is_active, slot.state, slot.idle_since) == ("left_over", False, "reserved", None)
+        assert (slot.retained or 0) >= (slot.unread or 0) > 50_000
+        assert [line.partition(":")[0] for line in shown_slots(of, [slot])] == ["slot left_over", "slot debezium"]
+    finally:
+        postgres.execute("SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots")
+
+
+@pytest.mark.parametrize(
+    ("slot", "words"),
+    [
+        (
+            Slot("s", False, 5_200_000_000, 1, "extended", "2026-11-29T22:00:00"),
+            "it since 2026-11-29 22:00:00 UTC.* 5.2 GB",
+        ),
+        (Slot("s", True, 5_000, 12, "unreserved", None), "12 bytes to read, .* 5.0 kB .* about to remove"),
+        (Slot("s", False, None, None, "lost", None), r"has removed the log .* pg_drop_replication_slot\('s'\)"),
+    ],
+)
+def test_what_is_said_of_a_slot(postgres: Postgres, slot: Slot, words: str) -> None:
+    (line,) = shown_slots(config(postgres, **{"slot.name": "s"}), [slot])
+    assert re.search(words, line), line

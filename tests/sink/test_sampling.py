@@ -2,7 +2,6 @@
 
 import logging
 import threading
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -30,9 +29,8 @@ def test_a_defect_makes_the_lags_unknown_and_is_logged_once(
     monkeypatch.setattr(sampling, "SECONDS", 0.001)
     monkeypatch.setattr(sampling, "activate", lambda _: None)
     monkeypatch.setattr(sampling.Sampling, "_heap", lambda _: 1)
-    supervisor: Any = SimpleNamespace(lags=lags)
     spark: Any = None
-    asking = sampling.Sampling(spark, supervisor, heard.append)
+    asking = sampling.Sampling(spark, lambda: iter([lags()]), heard.append)
     with caplog.at_level(logging.ERROR, "rowdelta"):
         asking.start()
         try:

@@ -5,6 +5,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import yaml
 from prometheus_client import generate_latest
 from prometheus_client.parser import text_string_to_metric_families
 
-from sink.sources.source import Behind
+from sink.sources.source import Behind, Held, Slot
 from sink.table import observer
 from sink.watch import metrics
 from sink.watch.state import OTHERS, State
@@ -88,6 +89,31 @@ def test_values_are_those_of_the_run() -> None:
     assert of_sink(f"{HISTOGRAM.removeprefix('rowdelta_')}_count") == 2
     assert of_sink(f"{HISTOGRAM.removeprefix('rowdelta_')}_bucket", le="5") == 2
     assert of_sink("info", sink="shop", version="1.2.3") == 1
+
+
+def test_the_engine_and_the_slots_of_the_database_are_seen() -> None:
+    clock = Clock()
+    state = new_state(clock)
+    seen = observer.EngineSeen(True, 2, "", Held(30, 4_000, int((state._wall() - 5) * 1000)))
+    idle = Slot("old", False, 7_000_000, 6_000_000, "extended", None)
+    tell(state, [seen, observer.SlotsSeen([Slot("shop", True, 900, 20, "reserved", None), idle])])
+    found = {(name, *dict(labels).values()): value for (name, labels), value in samples(state).items()}
+    assert found["rowdelta_engine_reading",] == 1
+    assert found["rowdelta_engine_failures_total",] == 2
+    assert found["rowdelta_engine_last_event_seconds",] == pytest.approx(5)
+    assert (found["rowdelta_buffer_events",], found["rowdelta_buffer_bytes",]) == (30, 4_000)
+    assert (found["rowdelta_slot_active", "shop"], found["rowdelta_slot_active", "old"]) == (1, 0)
+    assert found["rowdelta_slot_retained_bytes", "old"] == 7_000_000
+    assert found["rowdelta_slot_unread_bytes", "shop"] == 20
+    summary = state.summary()
+    assert summary["engine"]["since_event"] == 5
+    assert [slot["name"] for slot in summary["slots"]] == ["shop", "old"]
+    reason = "Debezium's engine has ended: postgresql://u:planted@db refuses it"
+    tell(state, [replace(seen, is_reading=False, reason=reason), observer.SlotsSeen((), reason)])
+    summary = state.summary()
+    assert "planted" not in json.dumps(summary)
+    assert summary["engine"]["reason"] == summary["slots_unknown"] == reason.replace("u:planted", "****")
+    assert "rowdelta_slot_active" not in {name for name, _ in samples(state)}
 
 
 def test_files_of_a_directory_have_metrics_of_their_own() -> None:

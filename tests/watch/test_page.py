@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from playwright.sync_api import Browser, Page, sync_playwright
 
+from sink.sources.source import Held, Slot
 from sink.table import observer
 from sink.watch import server as served
 from sink.watch.state import State
@@ -129,6 +130,14 @@ def test_the_page_follows_the_run(page: Page, monkeypatch: pytest.MonkeyPatch) -
         page.clock.run_for(6_000)
         page.wait_for_selector("#problems li")
         assert "Kafka at nowhere:9092" in text_of(page, "#problems li")[0]
+        slot = Slot("shop", False, 5_200_000_000, 1, "reserved", None)
+        engine = observer.EngineSeen(False, 1, "Debezium's engine has ended: no disk", Held(12, 3_000, None))
+        tell(state, [engine, observer.SlotsSeen([slot])])
+        page.clock.run_for(6_000)
+        page.get_by_text("of the log kept for slot shop, which nobody reads").wait_for()
+        totals = text_of(page, "#totals b")
+        assert totals[4:8] == ["doesn't read", "–", "3.0 kB", "5.2 GB"]
+        assert "no disk" in text_of(page, "#problems li")[-1]
         state._heard -= 1_000
         page.clock.run_for(6_000)
         page.get_by_text("not alive", exact=True).wait_for()

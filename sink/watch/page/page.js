@@ -196,7 +196,12 @@ function show() {
   health.className = `badge ${state.live && state.ready ? "good" : "bad"}`;
   byId("about").textContent = `up ${seconds(state.uptime)}, version ${state.version}, as of ${state.time}`;
   byId("problems").replaceChildren(
-    ...[...state.problems, ...(state.lags_unknown ? [`How far the tables are behind isn't known: ${state.lags_unknown}`] : [])].map((text) => element("li", text)),
+    ...[
+      ...state.problems,
+      ...(state.lags_unknown ? [`How far the tables are behind isn't known: ${state.lags_unknown}`] : []),
+      ...(state.engine?.reason ? [state.engine.reason] : []),
+      ...(state.slots_unknown ? [`The database's slots aren't known: ${state.slots_unknown}`] : []),
+    ].map((text) => element("li", text)),
   );
   const statuses = state.statuses;
   byId("totals").replaceChildren(
@@ -204,6 +209,14 @@ function show() {
     tile("rows a second", short(state.rows_per_second)),
     tile("behind", short(state.behind)),
     tile("dead letters", short(state.dead_letters), state.dead_letters ? "bad" : ""),
+    ...(state.engine ? [
+      tile("Debezium's engine", state.engine.reading ? "reads" : "doesn't read", state.engine.reading ? "" : "bad"),
+      tile("since its last event", seconds(state.engine.since_event)),
+      tile(`in the buffer, ${short(state.engine.events)} events`, bytes(state.engine.bytes)),
+    ] : []),
+    ...state.slots.map((slot) => tile(
+      `of the log kept for slot ${slot.name}${slot.is_active ? "" : ", which nobody reads"}`, bytes(slot.retained), slot.is_active ? "" : "bad",
+    )),
     ...Object.entries(state.memory).map(([process, size]) => tile(`peak memory, ${process}`, bytes(size))),
   );
   byId("charts").replaceChildren(...charts(state.history, state.step));
