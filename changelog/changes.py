@@ -143,6 +143,18 @@ class MessageKey:
 
 
 @dataclass(frozen=True)
+class SnapshotMarks:
+    """Records that have the first row of a snapshot of the source's table, or the last one.
+
+    :param first: int64; row numbers in the raw batch.
+    :param last: likewise.
+    """
+
+    first: pa.Array
+    last: pa.Array
+
+
+@dataclass(frozen=True)
 class TableNames:
     """The source's tables that records name (`changelog.source_tables`).
 
@@ -183,6 +195,8 @@ class Format:
     STATES_KEY = False
     """`changes` gives `MessageKey`s. If not, the format's tables need a configured `key`."""
     NAMES_TABLE = False
+    MARKS_SNAPSHOTS = False
+    """Messages may say where a snapshot of the source's table begins and ends (`SnapshotMarks`)."""
     """`changes` gives `TableNames`."""
     MAY_LACK_VALUES = False
     """`changes` gives `Changes.unavailable`."""
@@ -190,7 +204,9 @@ class Format:
     def __init__(self, spec: ChangelogSpec) -> None:
         self._spec = spec
 
-    def changes(self, records: pa.RecordBatch) -> Iterator[Changes | Rejected | MessageKey | TableNames]:
+    def changes(
+        self, records: pa.RecordBatch
+    ) -> Iterator[Changes | Rejected | MessageKey | TableNames | SnapshotMarks]:
         """The changes in raw records (`RAW_SCHEMA`). A record that occurs in no `Changes` and no `Rejected` is ignored,
         such as a tombstone.
         """

@@ -31,6 +31,7 @@ from changelog.changes import (
     FormatError,
     MessageKey,
     Rejected,
+    SnapshotMarks,
     Truncates,
     UnavailableError,
     Wire,
@@ -75,9 +76,24 @@ Mask = npt.NDArray[np.bool_]
 Ints = npt.NDArray[np.int64]
 Place = tuple[int, int]
 """Partition and offset of a record, or file and row."""
-Stated = Mapping[tuple[str, ...] | str, Place]
+
+
+@dataclass(frozen=True)
+class SnapshotMark:
+    """That a snapshot of the source's table begins or ends (`changelog.changes.SnapshotMarks`).
+
+    :param is_last: it ends.
+    :param time: of the record, in milliseconds since 1970.
+    """
+
+    is_last: bool
+    time: int
+
+
+Fact = tuple[str, ...] | str | SnapshotMark
+Stated = Mapping[Fact, Place]
 """What messages state of their table, with the place of the first record that states it: the names of the key's fields
-(`MessageKey.fields`), as a tuple, or the name of the source's table (`TableNames`), as a text.
+(`MessageKey.fields`), as a tuple, the name of the source's table (`TableNames`), as a text, or a mark.
 """
 StatedKeys = Mapping[tuple[str, ...], Place]
 """The keys of `Stated`."""
@@ -327,6 +343,8 @@ class _TaskDecoder:
                 bad.add(found.record, found.error_class, refused)
             elif isinstance(found, MessageKey):
                 keys.append(found)
+            elif isinstance(found, SnapshotMarks):
+                self.stated = merged_facts(self.stated, _marks_of_snapshots(raw, found))
             elif isinstance(found, Changes) and len(found.record):
                 self._check_places(found, bad)
                 if self._spec.inserts_only:
@@ -771,6 +789,14 @@ def merged_facts(first: Stated, second: Stated) -> Stated:
     return {
         fact: min(place for place in (first.get(fact), second.get(fact)) if place is not None)
         for fact in {**first, **second}
+    }
+
+
+def _marks_of_snapshots(raw: pa.RecordBatch, marks: SnapshotMarks) -> Stated:
+    return {
+        SnapshotMark(is_last, int(raw.column("timestamp")[row].as_py().timestamp() * 1000)): _place(raw, row)
+        for is_last, records in ((False, marks.first), (True, marks.last))
+        for row in records.to_pylist()
     }
 
 

@@ -17,11 +17,11 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import Changes, MessageKey, Rejected, TableNames
+from changelog.changes import Changes, MessageKey, Rejected, SnapshotMarks, TableNames
 from changelog.rows import FILE, ROW
 
 Rows = npt.NDArray[np.int64]
-Found = Changes | Rejected | MessageKey | TableNames
+Found = Changes | Rejected | MessageKey | TableNames | SnapshotMarks
 
 
 def table_names(record: pa.Array, *parts: pa.Array) -> TableNames:

@@ -112,6 +112,7 @@ class ChangelogSpec:
     :param truncate_refused: why a TRUNCATE of the source can't be applied: the reason of the bad record. Empty if the
         table is emptied.
     :param ignored_nulls: columns in which the NULL of a change says nothing.
+    :param finds_snapshots: where snapshots of the source's table begin and end is told (`SnapshotMarks`).
     :param where: which rows the table wants. None: all.
     """
 
@@ -141,6 +142,7 @@ class ChangelogSpec:
     history: VersionColumns | None = None
     show_values: bool = True
     ignored_nulls: frozenset[str] = frozenset()
+    finds_snapshots: bool = False
     where: Where | None = None
 
     @property
@@ -163,6 +165,7 @@ class ChangelogSpec:
             keeps_unavailable=self.keeps_unavailable,
             is_mixed=self.is_mixed,
             show_values=self.show_values,
+            finds_snapshots=self.finds_snapshots,
         )
 
     @property

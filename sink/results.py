@@ -4,7 +4,7 @@ from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from typing import Any, Self
 
-from changelog.decoding import Stated
+from changelog.decoding import Fact, SnapshotMark, Stated
 from deltawriters.keyindex import RunInfo
 
 
@@ -114,9 +114,13 @@ class ShareResult:
 
     def to_json(self) -> dict[str, Any]:
         # JSON has no tuples as names
-        return {**vars(self), "written": self.written.to_json(), "stated": list(self.stated.items())}
+        stated = [(asdict(said) if isinstance(said, SnapshotMark) else said, at) for said, at in self.stated.items()]
+        return {**vars(self), "written": self.written.to_json(), "stated": stated}
 
     @classmethod
     def from_json(cls, json: Mapping[str, Any]) -> Self:
-        stated = {(fact if isinstance(fact, str) else tuple(fact)): (p, offset) for fact, (p, offset) in json["stated"]}
+        stated: dict[Fact, tuple[int, int]] = {}
+        for fact, (partition, offset) in json["stated"]:
+            made = SnapshotMark(**fact) if isinstance(fact, dict) else fact if isinstance(fact, str) else tuple(fact)
+            stated[made] = partition, offset
         return cls(json["table"], TaskResult.from_json(json["written"]), json["observed"], stated)

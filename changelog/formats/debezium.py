@@ -27,7 +27,7 @@ import numpy.typing as npt
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from changelog.changes import BadOptionError, Changes, Format, Rejected, TableNames, Wire
+from changelog.changes import BadOptionError, Changes, Format, Rejected, SnapshotMarks, TableNames, Wire
 from changelog.formats.row_images import differ, epoch, truncated
 from changelog.key_values import KeyReader
 from changelog.message_keys import MessageKeys
@@ -52,6 +52,11 @@ TOMBSTONES = "tombstones"
 
 SOURCE_NAMES = ("db", "schema", "table", "collection")
 """Fields of an event's `source` that name its table. MongoDB has collections."""
+
+_FIRST, _LAST = ("first", "first_in_data_collection"), ("last", "last_in_data_collection")
+"""What `source.snapshot` says of the first and the last row of a snapshot (`io.debezium.connector.SnapshotRecord`):
+those of all its tables, or of one. The rows of an incremental snapshot have no such marks.
+"""
 
 ADDED_TIMES = ("source_ts_us", "source_ts_ms", "ts_ms")
 """Fields with times that `ExtractNewRecordState` can add to a row, without their prefix, the most exact one first."""
@@ -568,20 +573,36 @@ def _key_changed(spec: ChangelogSpec, events: Events) -> pa.Array:
     return changed
 
 
-def event_tables(record: pa.Array, named: Callable[[str], pa.Array | None]) -> TableNames:
-    """The names of events' tables.
+def fields_of_source(spec: ChangelogSpec) -> tuple[str, ...]:
+    """The fields of an event's `source` that `about_source` needs."""
+    return (*SOURCE_NAMES, "snapshot") if spec.finds_snapshots else SOURCE_NAMES
 
-    :param named: returns the values of a field of `source`, if the events have it (`SOURCE_NAMES`).
+
+def about_source(
+    spec: ChangelogSpec, record: pa.Array, named: Callable[[str], pa.Array | None]
+) -> Iterator[TableNames | SnapshotMarks]:
+    """What events say of their tables.
+
+    :param named: returns the values of a field of `source`, if the events have it (`fields_of_source`).
     """
+    yield _event_tables(record, named)
+    snapshot = named("snapshot") if spec.finds_snapshots else None
+    if snapshot is not None and pa.types.is_string(snapshot.type):
+        marks = SnapshotMarks(*(record.filter(_is(snapshot, *values)) for values in (_FIRST, _LAST)))
+        if len(marks.first) or len(marks.last):
+            yield marks
+
+
+def _event_tables(record: pa.Array, named: Callable[[str], pa.Array | None]) -> TableNames:
     absent = pa.nulls(len(record), pa.string())
     *parts, table, collection = (absent if (found := named(name)) is None else found for name in SOURCE_NAMES)
     tables = [each for each in (table, collection) if pa.types.is_string(each.type)]
     return table_names(record, *parts, pc.coalesce(*tables) if tables else absent)
 
 
-def added_names(prefix: str) -> Mapping[str, tuple[str, str]]:
+def added_names(spec: ChangelogSpec, prefix: str) -> Mapping[str, tuple[str, str]]:
     """Field of `source` -> names of the fields in which `ExtractNewRecordState` adds it to a row."""
-    return {name: (f"{prefix}source_{name}", f"{prefix}{name}") for name in SOURCE_NAMES}
+    return {name: (f"{prefix}source_{name}", f"{prefix}{name}") for name in fields_of_source(spec)}
 
 
 def added_fields(spec: ChangelogSpec, prefix: str) -> Callable[[str], bool]:
@@ -625,6 +646,7 @@ class DebeziumFormat(Format):
     }
     STATES_KEY = True
     NAMES_TABLE = True
+    MARKS_SNAPSHOTS = True
     MAY_LACK_VALUES = True
 
     def __init__(self, spec: ChangelogSpec, keys: KeyReader, message_keys: MessageKeys) -> None:

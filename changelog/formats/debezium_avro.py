@@ -58,7 +58,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
         self._prefix = str(spec.options.get("add.fields.prefix", "__"))
         self._added = debezium.added_fields(spec, self._prefix)
         # a prefix tells the transform's fields from the row's
-        self._names = debezium.added_names(self._prefix) if self._prefix else {}
+        self._names = debezium.added_names(spec, self._prefix) if self._prefix else {}
         self._messages = AvroReader(schemas, self._row_plan if self._flattened else self._plan)
         self._befores = AvroReader(schemas, self._before_plan)
 
@@ -76,7 +76,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
         kept = [c.field for c in self._spec.columns if c.name in self._spec.kept_by_removals]
         paths: list[Path] = [("op",), *(("after", field) for field in self._columns), *(("before", f) for f in kept)]
         paths += [place for path in self._order for place in _places(path)]
-        paths += [("source", name) for name in debezium.SOURCE_NAMES]
+        paths += [("source", name) for name in debezium.fields_of_source(self._spec)]
         if "_ts" in self._spec.read_metadata:
             paths += _SOURCE_TIME
         want = avro_records.wanted(schema, paths)
@@ -88,7 +88,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
         return avro_records.wanted(schema, [("before", field) for field in self._columns])
 
     def _events(self, found: Read, records: pa.RecordBatch) -> Iterator[Found]:
-        yield debezium.event_tables(found.record, lambda name: found.array(("source", name)))
+        yield from debezium.about_source(self._spec, found.record, lambda name: found.array(("source", name)))
         op = found.wire(("op",))
         assert op is not None
         metadata = {"_op": op.values} if "_op" in self._spec.read_metadata else {}
@@ -131,7 +131,7 @@ class DebeziumAvro(debezium.DebeziumFormat):
     def _rows(self, found: Read, records: pa.RecordBatch) -> Iterator[Found]:
         count = len(found.record)
         if self._names:
-            yield debezium.event_tables(found.record, lambda name: self._added_name(found, name))
+            yield from debezium.about_source(self._spec, found.record, lambda name: self._added_name(found, name))
         deleted = pc.equal(_text(found.array((self._prefix + "deleted",)), count), "true")
         said = pc.coalesce(_text(found.array((self._prefix + "op",)), count), "u")
         op = pc.if_else(pc.fill_null(deleted, False), "d", said)

@@ -125,7 +125,7 @@ class _EventReader:
         if "_ts" in spec.read_metadata:
             for path in _SOURCE_TIME:
                 shape = with_path(shape, path, Leaf((pa.int64(),)))
-        for name in debezium.SOURCE_NAMES:
+        for name in debezium.fields_of_source(spec):
             shape = with_path(shape, f"source.{name}", TEXT)
         images = {"before": Object(before), "after": Object(after, watched)}
         self._reader = JsonReader(Object(shape | images))
@@ -148,7 +148,8 @@ class _EventReader:
             if isinstance(found, Rejected):
                 yield Rejected(record, found.error_class, found.reason)
             else:
-                yield debezium.event_tables(record, lambda name: at_path(found.values, f"source.{name}"))  # noqa: B023
+                values = found.values
+                yield from debezium.about_source(self._spec, record, lambda name: at_path(values, f"source.{name}"))  # noqa: B023
                 yield from self._events(records, record, found, texts.take(found.record))
 
     def _in_parts(self, texts: pa.Array) -> Parsed | None:
@@ -264,7 +265,7 @@ class _RowReader:
         shape = with_path(shape, f"{self._prefix}op", Leaf((pa.string(),)))
         shape = with_path(shape, f"{self._prefix}deleted", Leaf((pa.string(), pa.bool_())))
         # a prefix tells the transform's fields from the row's
-        self._names = debezium.added_names(self._prefix) if self._prefix else {}
+        self._names = debezium.added_names(spec, self._prefix) if self._prefix else {}
         for names in self._names.values():
             for name in names:
                 shape = with_path(shape, name, TEXT)
@@ -290,7 +291,7 @@ class _RowReader:
                 continue
             values = found.values
             if self._names:
-                yield debezium.event_tables(record, self._added_name(values))
+                yield from debezium.about_source(self._spec, record, self._added_name(values))
             deleted = values.field(f"{self._prefix}deleted").cast(pa.string())
             said = values.field(f"{self._prefix}op").cast(pa.string())
             op = pc.if_else(pc.fill_null(pc.equal(deleted, "true"), False), "d", pc.coalesce(said, "u"))

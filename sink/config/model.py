@@ -169,6 +169,13 @@ class Config(Section):
                     "table. Write late: drop, or on_bad_record: dead-letter",
                     *("tables", number, "late"),
                 )
+            is_marked = self.source.has_topics and formats.find(self.source.format).MARKS_SNAPSHOTS
+            if table.resnapshot == "reconcile" and not is_marked:
+                raise MisplacedError(
+                    "got reconcile, but only Debezium's messages, of topics, say where a snapshot begins and ends. "
+                    "Write resnapshot: upsert",
+                    *("tables", number, "resnapshot"),
+                )
             self._check_key_given(table, number)
             self._check_source_tables(table, number)
             self._check_format(table, number)

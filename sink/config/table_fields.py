@@ -57,6 +57,7 @@ class TableFields(Section):
     :param ignore_null_updates: in which columns the NULL of an insert or update says nothing: the key's row keeps its
         value.
     :param truncate: what a TRUNCATE of the source does. None: `apply` where that is possible.
+    :param resnapshot: what a new snapshot of the source's table does to rows that it doesn't have.
     :param source_tables: patterns of the source's tables whose messages are taken. Empty: the one that is named first.
     :param other_tables: what becomes of messages of other tables.
     :param shared_with: ids of other sinks that may write the table too, or have created it.
@@ -98,6 +99,7 @@ class TableFields(Section):
     unavailable: Literal["keep", "reject"] | None = None
     ignore_null_updates: Annotated[IgnoredNulls | None, BeforeValidator(_ignored_nulls)] = None
     truncate: Literal["apply", "reject"] | None = None
+    resnapshot: Literal["upsert", "reconcile"] = "upsert"
     merge_small_files: bool = True
     properties: dict[str, Text] = Field(default_factory=dict)
     shared_with: list[str] = Field(default_factory=list)

@@ -98,6 +98,24 @@ class TableSection(TableFields):
         return self
 
     @model_validator(mode="after")
+    def _resnapshot_fits(self) -> Self:
+        """:raises MisplacedError: rows that a snapshot doesn't have can't be found, or are to stay."""
+        why = None
+        if self.mode != "upsert" or not self.has_index:
+            why = "only a key index finds the rows to remove. Write mode: upsert and deletes: position or copy-on-write"
+        elif self.many_topics:
+            why = "the table takes several topics, and a snapshot has the rows of one of them. Name one topic"
+        elif len(self.source_tables) > 1 or any(mark in name for name in self.source_tables for mark in "*?"):
+            why = "source_tables takes several tables, and a snapshot has the rows of one of them. Name one table"
+        elif self.source_deletes == "ignore":
+            why = "source_deletes: ignore keeps rows that the source doesn't have any more. Write source_deletes: apply"
+        elif self.history is not None:
+            why = "nothing tells since when a row has been gone, as history needs it. Leave history out"
+        if self.resnapshot == "reconcile" and why is not None:
+            raise MisplacedError(f"table {self.target}: got reconcile, but {why}, or resnapshot: upsert", "resnapshot")
+        return self
+
+    @model_validator(mode="after")
     def _deletes_fit(self) -> Self:
         if not self.keeps_deleted:
             return self

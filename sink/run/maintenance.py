@@ -29,6 +29,7 @@ from sink.table.observer import RewriteDone
 from sink.table.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
 from sink.targets.upkeep_values import CompactionFailedError, CompactionLimits
 from sink.targets.values import CommitUnknownError
+from sink.verify.resnapshot import remove_unmentioned
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -224,7 +225,7 @@ class Maintenance:
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
         # the last one may take until the window closes
-        steps = (self._drop, self._expire, self._clean, self._purge, self._move)
+        steps = (self._drop, self._expire, self._clean, self._purge, self._reconcile, self._move)
         try:
             self._do(partial(step, member, known, sink.upkeep.settings) for step in steps)
         except CommitUnknownError as error:
@@ -270,6 +271,11 @@ class Maintenance:
             if has_turn:
                 gone = sink.apply_beside("purge", *found).keys("deleted")
                 log.info("%s: purged %s", sink.table.name, amount(gone, "deleted row"))
+
+    def _reconcile(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Remove rows that a new snapshot of the source's table didn't have. Readers shouldn't wait for a window."""
+        del settings
+        remove_unmentioned(self._spark, self._config, known.sink, partial(self._turn, member, known.sink))
 
     def _drop(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Remove delete files that apply to nothing. Only manifests are written for it, which the budget doesn't

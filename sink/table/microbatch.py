@@ -59,6 +59,7 @@ from sink.table.plan import (
     declared_changes,
     truncate_refused,
 )
+from sink.table.resnapshot import RESNAPSHOT, Resnapshot, resnapshot_after
 from sink.table.sink_state import SinkState
 from sink.table.stated import StatedByMessages
 from sink.table.table_dead_letters import TableDeadLetters
@@ -257,6 +258,19 @@ class TableSink:
         before = datetime.now(UTC) - timedelta(seconds=seconds)
         changes, count = self._open.engine.removals(self.upkeep.newest_table(), self.plan, before)
         return (changes, count) if count else None
+
+    @property
+    def ended_snapshot(self) -> Resnapshot | None:
+        """A new snapshot of the source's table that is whole in the table, and whose missing rows aren't removed."""
+        found = self._state().resnapshot
+        return found if found is not None and found.has_ended(self.position) else None
+
+    def forget_snapshot(self, snapshot: Resnapshot) -> None:
+        """Its missing rows are removed, or can't be."""
+        self.table.refresh()
+        if self._state().resnapshot == snapshot:
+            self.table.set_property(f"{self._open.prefix}.{RESNAPSHOT}", None)
+            self.table.refresh()
 
     def apply_beside(self, work: Work, changes: "DataFrame", count: int) -> Written:
         """Apply changes that are of no stream: the position stays where it is.
@@ -715,6 +729,9 @@ class TableSink:
             load, parts = batch.load
             rows = 0 if before.loaded is None or load != before.load else before.loaded.rows
             state = replace(state, load=load, loaded=Loaded(parts, rows + written.read))
+        if self.plan.changelog.finds_snapshots:
+            found = resnapshot_after(before.resnapshot, written.stated, is_first=written.begun.empty)
+            state = replace(state, resnapshot=found)
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
     def _empties(self, written: Written) -> bool:

@@ -582,6 +582,7 @@ def _changelog(
         ),
         keeps_late=section.late == "dead-letter",
         soft_delete=_soft_delete(section, columns, added),
+        finds_snapshots=section.resnapshot == "reconcile",
         keeps_unavailable=section.keeps_unavailable and formats.find(config.source.format).MAY_LACK_VALUES,
     )
 

@@ -11,6 +11,7 @@ from sink.sources.source import Position
 from sink.sources.topics import continued
 from sink.table.keys import KEY, TableKey
 from sink.table.load_state import LOAD, LOADED, Loaded
+from sink.table.resnapshot import RESNAPSHOT, Resnapshot
 from sink.table.source_tables import SOURCE_TABLES, SourceTables
 from sink.targets.own_state import start_position
 from sink.targets.seam import TableView
@@ -35,6 +36,7 @@ class SinkState:
     :param key: the table's key, and which keys messages have stated. None if none is known.
     :param load: the `Load` that the table has had, as text. None if there was none.
     :param loaded: how far it has got.
+    :param resnapshot: a snapshot of the source's table that came after its rows. None if none has begun.
     :param source_tables: which of the source's tables it has. None if that isn't known.
     """
 
@@ -48,6 +50,7 @@ class SinkState:
     source_tables: SourceTables | None
     load: str | None
     loaded: Loaded | None
+    resnapshot: Resnapshot | None
 
     @classmethod
     def read(cls, table: TableView, prefix: str, section: TableSection) -> "SinkState":
@@ -69,6 +72,7 @@ class SinkState:
             None if tables is None else SourceTables.from_json(tables),
             table.property(f"{prefix}.{LOAD}"),
             Loaded.from_json(found[LOADED]) if found[LOADED] else None,
+            Resnapshot.from_json(found[RESNAPSHOT]) if found[RESNAPSHOT] else None,
         )
 
     @property
@@ -111,6 +115,7 @@ class SinkState:
             SOURCE_TABLES: None if self.source_tables is None else self.source_tables.to_json(),
             LOAD: self.load,
             LOADED: "" if self.loaded is None else self.loaded.to_json(),
+            RESNAPSHOT: "" if self.resnapshot is None else self.resnapshot.to_json(),
         }
 
 

@@ -55,7 +55,7 @@ def refusal(outcome: Outcome) -> Refused | None:
     return outcome if isinstance(outcome, Refused) else None
 
 
-OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "undecoded": "0", "loaded": ""}
+OF_POSITION = {"source": "", "topic-id": "", "streamed": "[]", "undecoded": "0", "loaded": "", "resnapshot": ""}
 """Sink properties that describe the changes up to the position: last part of the name -> its neutral value. A rollback
 of the table takes them back.
 """

@@ -132,17 +132,17 @@ class Healing:
             changed = with_key(changes.rows).select(*key).distinct().localCheckpoint()
             found, missing = (joined(side, changed, key, "left_anti") for side in (found, missing))
         keys = found.select(*key).unionByName(missing).distinct().count()
-        corrections = found.drop(*key).unionByName(_removals(sink, missing, with_key)).localCheckpoint()
+        corrections = found.drop(*key).unionByName(removals(sink, missing, with_key)).localCheckpoint()
         count = corrections.count()
         if count:
             sink.apply_beside("correction", corrections, count)
         return keys
 
 
-def _removals(sink: TableSink, keys: DataFrame, with_key: Callable[[DataFrame], DataFrame]) -> DataFrame:
+def removals(sink: TableSink, keys: DataFrame, with_key: Callable[[DataFrame], DataFrame]) -> DataFrame:
     """Changelog rows that remove the table's rows of some keys.
 
-    :param keys: their canonical columns.
+    :param keys: the columns that `with_key` adds to a frame with the table's columns.
     """
     table, plan = sink.table, sink.plan
     made, snapshot = Removals.of(plan, ()), table.snapshot_id()

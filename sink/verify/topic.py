@@ -46,24 +46,33 @@ class Topic:
         self._source = topics_source(spark, config)
         self._decoder = RecordDecoder(config, plan, _ignore, _ignore, _BATCH_ROWS)
 
+    def begin(self, time: int | None) -> Offsets:
+        """Where messages begin that are at or after a time, in milliseconds since 1970; None: the first ones that it
+        has. A partition without such messages is left out.
+        """
+        return self._source.offsets_since(self._table, time)
+
     def ends(self) -> Offsets:
         """Where it ends at the moment."""
         return self._source.ends(self._table)
 
     def left(self, position: Position, ends: Offsets) -> int:
         """How many messages before `ends` a position hasn't passed. Those that Kafka has removed don't count."""
-        firsts = self._source.offsets_since(self._table, None)
+        firsts = self.begin(None)
         starts = {p: max(int(position.get(p, 0)), firsts.get(p, 0)) for p in ends}
         return sum(max(0, end - starts[p]) for p, end in ends.items())
 
     def changes(self, begin: Offsets, end: Position) -> TopicChanges | None:
         """The changes between two places. None if there are no messages."""
+        decoded = self.decoded(begin, end)
+        return None if decoded is None else TopicChanges.of(decoded)
+
+    def decoded(self, begin: Offsets, end: Position) -> DataFrame | None:
+        """The changelog rows between two places, bad ones too. None if there are no messages."""
         # a partition that was added meanwhile is read from its first message
         first = {p: begin.get(p, 0) for p in end if int(end[p]) > begin.get(p, 0)}
         records = self._source.read_again(self._table, first, {p: end[p] for p in first}) if first else None
-        if records is None:
-            return None
-        return TopicChanges.of(self._decoder.changes(records))
+        return None if records is None else self._decoder.changes(records)
 
 
 def _ignore(_: Any) -> None:

@@ -176,6 +176,29 @@ def test_available_now_applies_what_the_database_has_at_its_start(shop: Shop) ->
     assert len(shop.paths()) == 1  # what is applied was removed
 
 
+def test_rows_that_a_new_snapshot_does_not_have_are_removed(shop: Shop) -> None:
+    """Deletes that the log doesn't bring, and a snapshot of two tables: one of them has its first row, and the other
+    its last one.
+    """
+    things, values = f"{shop.name}.things", shop.values("available-now")
+    values["tables"][0]["resnapshot"] = "reconcile"
+    values["tables"][1] |= {"mode": "upsert", "resnapshot": "reconcile"}
+    shop.connector["snapshot.mode"] = "always"
+    shop.postgres.execute(
+        f"INSERT INTO {things} SELECT i, 'n' || i, i FROM generate_series(1, 100) i;\n"
+        f"INSERT INTO {shop.name}.events (what) SELECT 'e' || i FROM generate_series(1, 50) i"
+    )
+    Pipeline(shop.spark, Config.model_validate(values)).run()
+    assert shop.is_equal()
+    shop.postgres.execute(
+        f"ALTER PUBLICATION {shop.name} SET (publish = 'insert, update');\n"
+        f"DELETE FROM {things} WHERE id % 7 = 0;\nDELETE FROM {shop.name}.events WHERE id % 5 = 0;\n"
+        f"UPDATE {things} SET amount = -1 WHERE id % 4 = 0;\nINSERT INTO {things} VALUES (1000)"
+    )
+    Pipeline(shop.spark, Config.model_validate(values)).run()
+    assert shop.is_equal()
+
+
 def test_whoever_is_killed_each_event_is_applied_once(shop: Shop, tmp_path: Path) -> None:
     """`append` would show an event that came twice, `upsert` one that is missing."""
     config = written(tmp_path / "config", {**shop.values("1 second"), "spark": {"spark.master": "local[2]"}})

@@ -12,7 +12,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 from pyspark.accumulators import Accumulator
 
-from changelog.decoding import decoded_together
+from changelog.decoding import Fact, Place, decoded_together
 from sink.plans import Share
 from sink.results import ShareResult
 from sink.spark.tasks.worker import forget_archives, results, this_task
@@ -88,7 +88,7 @@ def _written(
 ) -> Iterator[dict[str, Any]]:
     """Write the same records for several tables: see `run_shares`."""
     observed = {table: dict[str, str]() for table in shares}
-    stated = {table: dict[tuple[str, ...] | str, tuple[int, int]]() for table in shares}
+    stated = {table: dict[Fact, Place]() for table in shares}
     decoders = [
         replace(share.decoder, observe=observed[table].update, observe_stated=stated[table].update)
         for table, share in shares.items()
