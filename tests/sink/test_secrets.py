@@ -4,7 +4,10 @@ import base64
 import json
 import subprocess
 import sys
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -15,7 +18,8 @@ import yaml
 
 from sink.config import load
 from sink.spark import session
-from tests.stack.process import free_ports
+from tests.stack.postgres import Postgres, running_postgres
+from tests.stack.process import free_ports, with_descendants
 
 pytestmark = pytest.mark.spark
 
@@ -42,8 +46,8 @@ def seen_before_it_ends(server, stop=WatchServer.stop):
     stop(server)
 WatchServer.stop = seen_before_it_ends
 
-for command in json.loads(sys.argv[1]):
-    print("ENDED", command, cli.main(command), flush=True)
+for command in json.load(sys.stdin):
+    print("ENDED", command[:2], cli.main(command), flush=True)
 from pyspark.sql import SparkSession
 spark = SparkSession.getActiveSession()
 api = f"{spark.sparkContext.uiWebUrl}/api/v1/applications/{spark.sparkContext.applicationId}"
@@ -171,6 +175,151 @@ def configurations(folder: Path, plants: Plants, ui: int) -> dict[str, Path]:
     return paths
 
 
+def ran(commands: list[list[str]], seen: Callable[[int], None] = lambda _: None) -> str:
+    """What commands print in one process after the other.
+
+    :param seen: is called with the process again and again while it runs.
+    """
+    # their words aren't in its command line
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "cwd": ROOT}
+    with (
+        subprocess.Popen([sys.executable, "-c", COMMANDS], stdin=subprocess.PIPE, **options) as process,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        output = pool.submit(process.communicate, json.dumps(commands), 500)
+        while not output.done():
+            seen(process.pid)
+            time.sleep(0.1)
+        told, _ = output.result()
+    assert "SEEN" in told, told[-6000:]
+    return str(told)
+
+
+def left_in(folder: Path) -> list[Path]:
+    """The files below a folder, without the configurations."""
+    return [file for file in folder.rglob("*") if file.is_file() and file.parent.name != "configurations"]
+
+
+@pytest.fixture(scope="module")
+def postgres() -> Iterator[Postgres]:
+    with running_postgres() as server:
+        server.execute(
+            "CREATE TABLE orders (id int PRIMARY KEY, v text);\nINSERT INTO orders VALUES (1, 'a'), (2, 'b')"
+        )
+        yield server
+
+
+def test_passwords_of_a_database_are_nowhere(tmp_path: Path, postgres: Postgres) -> None:
+    """Also while the engine runs, and in what it, libpq and JDBC's driver say of a wrong password."""
+    plants = Plants()
+    right, wrong = plants.new("connector"), plants.new("wrong password")
+    in_url, in_address, raw = plants.new("JDBC URL"), plants.new("address of init"), plants.new("unescaped address")
+    for role, password in {"ada": right, "grace": in_url, "joan": in_address}.items():
+        postgres.execute(f"CREATE ROLE {role} SUPERUSER LOGIN PASSWORD '{password}'")
+    (tmp_path / "events").mkdir()
+    place = f"{postgres.host}:{postgres.port}/{postgres.database}"
+    connector = {
+        "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
+        "database.hostname": postgres.host,
+        "database.port": str(postgres.port),
+        "database.user": "ada",
+        "database.password": right,
+        "database.dbname": postgres.database,
+        "database.sslpassword": plants.new("key's password"),
+        "topic.prefix": "s",
+        "slot.name": "secrets",
+        "publication.name": "secrets",
+        "publication.autocreate.mode": "filtered",
+        "table.include.list": "public.orders",
+        "signal.data.collection": "public.signals",
+        "poll.interval.ms": "100",
+    }
+    (http, ui) = free_ports(2)
+    mirror: dict[str, Any] = {
+        "sink": {
+            "id": "mirror",
+            "checkpoint": str(tmp_path / "state"),
+            "trigger": "available-now",
+            "http": f"127.0.0.1:{http}",
+        },
+        "source": {"type": "debezium", "connector": connector, "buffer": str(tmp_path / "buffer")},
+        "load": {"auto": True},
+        "catalogs": {"lake": {"type": "hadoop", "warehouse": str(tmp_path / "warehouse")}},
+        "tables": [{"source": r"s\.public\.(\w+)", "target": "lake.shop.$1"}],
+        "spark": {
+            "spark.master": "local[2]",
+            "spark.driver.host": "127.0.0.1",
+            "spark.driver.bindAddress": "127.0.0.1",
+            "spark.ui.enabled": "true",
+            "spark.ui.port": str(ui),
+            "spark.sql.shuffle.partitions": "2",
+            "spark.eventLog.enabled": "true",
+            "spark.eventLog.compress": "false",
+            "spark.eventLog.dir": (tmp_path / "events").as_uri(),
+            "spark.local.dir": str(tmp_path / "local"),
+        },
+    }
+    source = mirror["source"]
+
+    def elsewhere(**changes: Any) -> dict[str, Any]:
+        own = {"id": "failing", "checkpoint": str(tmp_path / "failing")}
+        return {**mirror, "sink": {**mirror["sink"], **own}, "source": {**source, **changes}}
+
+    no_user = {**connector, "database.password": wrong, "slot.name": "failing"}
+    wrong_url = {"url": f"jdbc:postgresql://{place}?user=grace&password={quote(wrong, safe='')}"}
+    by_url = {"url": f"jdbc:postgresql://{place}?user=grace&password={quote(in_url, safe='')}"}
+    made = {
+        "mirror": mirror,
+        "by_url": {**mirror, "source": {**source, "database": by_url}},
+        "wrong": elsewhere(connector=no_user, buffer=str(tmp_path / "other")),
+        "wrong_url": {**mirror, "source": {**source, "database": wrong_url}},
+    }
+    (tmp_path / "configurations").mkdir()
+    paths = {name: str(tmp_path / "configurations" / f"{name}.yaml") for name in made}
+    for name, values in made.items():
+        Path(paths[name]).write_text(yaml.safe_dump(values, allow_unicode=True), encoding="utf-8")
+    init = ["init", "--output", str(tmp_path / "written.yaml"), "--tables", r"public\.orders", "--database"]
+    ada = f"postgresql://ada:{quote(wrong, safe='')}@{place}"
+    works = [
+        ["load", paths["mirror"]],
+        *([command, paths["mirror"]] for command in ("check", "run", "status", "verify")),
+        *([command, paths["by_url"]] for command in ("reconcile", "status")),
+        [*init, f"postgresql://joan:{quote(in_address, safe='')}@{place}"],
+    ]
+    fails = [
+        *([command, paths["wrong"]] for command in ("run", "load")),
+        ["verify", paths["wrong_url"]],
+        [*init[:2], str(tmp_path / "none.yaml"), *init[3:], ada],
+        [*init[:2], str(tmp_path / "none.yaml"), *init[3:], f"postgresql://ada:{raw}@{place}"],
+    ]
+    leaks, engines, looked_at = set[str](), set[int](), set[Path]()
+
+    def look(pid: int) -> None:
+        for each in with_descendants(pid):
+            with suppress(OSError):
+                command = Path(f"/proc/{each}/cmdline").read_bytes()
+                engines.update([each] if command.endswith(b"\0Engine\0") else [])
+                found = plants.found_in(command + Path(f"/proc/{each}/environ").read_bytes())
+                leaks.update(f"process {command!r}: {place}" for place in found)
+        for file in set((tmp_path / "local").rglob("*")) - looked_at:
+            with suppress(OSError):
+                looked_at.add(file)
+                leaks.update(f"{file}: {place}" for place in plants.found_in(file.read_bytes()))
+
+    told = ran([*works, *fails], look)
+    ends = [line.rsplit(" ", 1)[1] for line in told.splitlines() if line.startswith("ENDED ")]
+    assert ends[: len(works)] == ["0"] * len(works), told[-8000:]
+    assert set(ends[len(works) :]) <= {"2", "75"}, told[-8000:]
+    assert told.count("password authentication failed") >= 4, told[-8000:]
+    assert len(engines) >= 5
+    assert looked_at
+    leaks |= {f"output: {place}" for place in plants.found_in(told.encode())}
+    for file in left_in(tmp_path):
+        leaks |= {f"{file}: {place}" for place in plants.found_in(file.read_bytes())}
+    assert leaks == set(), told
+    assert (tmp_path / "other" / "error.txt").exists()
+
+
 def test_secrets_are_nowhere(tmp_path: Path) -> None:
     plants = Plants()
     (tmp_path / "events").mkdir()
@@ -194,17 +343,8 @@ def test_secrets_are_nowhere(tmp_path: Path) -> None:
         ["status", paths["no_catalog"]],
         ["run", paths["refused"]],
     ]
-    done = subprocess.run(
-        [sys.executable, "-c", COMMANDS, json.dumps(commands)],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=500,
-        check=False,
-    )
-    told = done.stdout + done.stderr
-    assert "SEEN" in done.stdout, told[-6000:]
-    assert "PAGE state.json {" in done.stdout
+    told = ran(commands)
+    assert "PAGE state.json {" in told
     ends = [line.rsplit(" ", 1)[1] for line in told.splitlines() if line.startswith("ENDED ")]
     failed = [(command[-1], code) for command, code in zip(commands, ends, strict=True) if code != "0"]
     assert {path for path, _ in failed} == {path for name, path in paths.items() if name != "files"}
@@ -212,7 +352,7 @@ def test_secrets_are_nowhere(tmp_path: Path) -> None:
     configured = b"".join(Path(path).read_bytes() for path in paths.values())
     assert plants.found_in(configured) == plants.by_place.keys(), "it can find them"
     leaks = {f"output: {place}" for place in plants.found_in(told.encode())}
-    files = [file for file in tmp_path.rglob("*") if file.is_file() and file.parent.name != "configurations"]
+    files = left_in(tmp_path)
     assert any(file.stat().st_size and "events" in file.parts for file in files)
     for file in files:
         leaks |= {f"{file}: {place}" for place in plants.found_in(file.read_bytes())}
