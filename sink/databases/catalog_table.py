@@ -51,10 +51,13 @@ class CatalogTable(ABC):
 
     @abstractmethod
     def ranges(self, rows: int) -> Sequence[str]:
-        """See `sink.table.loading.SourceTable`, likewise of `files` and `order`."""
+        """See `sink.table.loading.SourceTable`, likewise of `files`, `writers` and `order`."""
 
     @abstractmethod
     def files(self) -> str: ...
+
+    @abstractmethod
+    def writers(self) -> Mapping[str, str]: ...
 
     @abstractmethod
     def order(self) -> Mapping[str, Any]: ...

@@ -5,6 +5,7 @@ through the key and tells each n-th. It takes about as long as `SELECT count(*)`
 """
 
 import json
+import time
 from collections.abc import Mapping, Sequence
 from functools import partial
 from itertools import pairwise, takewhile
@@ -45,6 +46,14 @@ _OLDEST = """
 SELECT TIMESTAMPDIFF(SECOND, CONVERT_TZ(MIN(trx_started), 'SYSTEM', '+00:00'), UTC_TIMESTAMP())
 FROM information_schema.innodb_trx
 """
+_WRITERS = """
+SELECT trx_id, IF(trx_mysql_thread_id = 0, 'a prepared XA transaction',
+    CONCAT('connection ', trx_mysql_thread_id, ' since ', CONVERT_TZ(trx_started, 'SYSTEM', '+00:00'), ' UTC'))
+FROM information_schema.innodb_trx WHERE trx_rows_modified > 0
+"""
+"""InnoDB doesn't tell which tables they have changed."""
+_STALE_SECONDS = 0.2
+"""What InnoDB tells of transactions may be 0.1 s old."""
 _DEFINED = f"""
 SELECT column_name, column_type, COALESCE(NULLIF(column_default, 'NULL'), ''), is_nullable,
        COALESCE(generation_expression, '')
@@ -117,6 +126,10 @@ class MySQLTable(CatalogTable):
         filled = [column for column in columns if column[2] or column[3] == "NO" or column[4]]
         parts = [[number for (number,) in found], filled, [column[:2] for column in columns]]
         return ";".join(map(json.dumps, parts)).removesuffix("]")
+
+    def writers(self) -> Mapping[str, str]:
+        time.sleep(_STALE_SECONDS)
+        return {str(transaction): str(who) for transaction, who in self._connection.rows(_WRITERS)}
 
     def order(self) -> Mapping[str, Any]:
         """A change has the time of its statement, and may be committed much later."""

@@ -1,7 +1,6 @@
 """Debezium's connector, if the sink runs it itself, and a table is loaded beside it."""
 
 import logging
-import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -14,7 +13,6 @@ from sink.sources.engine import Engine
 
 log = logging.getLogger("rowdelta")
 
-_POLL_SECONDS = 0.5
 _MARKS_SINCE = 140_000
 """Version of the server whose log takes marks."""
 
@@ -22,13 +20,6 @@ _SERVER = "SELECT pg_is_in_recovery(), current_setting('server_version_num')::in
 _PUBLISHED = """
 SELECT count(*) FROM pg_publication_tables
 WHERE pubname = {publication} AND to_regclass(format('%I.%I', schemaname, tablename)) = to_regclass({table})
-"""
-_WRITERS = """
-SELECT virtualtransaction FROM pg_locks
-WHERE granted AND locktype = 'relation' AND relation IN (
-    SELECT relid FROM pg_partition_tree(to_regclass({table})) UNION SELECT to_regclass({table}))
-AND database = (SELECT oid FROM pg_database WHERE datname = current_database())
-AND mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
 """
 
 
@@ -57,8 +48,8 @@ class OwnConnector:
         self._stopping = stopping
 
     def check(self) -> None:
-        """What is committed from now on gets into the buffer, if three things hold: the engine reads the log, its
-        publication has the table, and each transaction that has changed the table before it had it is over.
+        """What transactions change that begin from now on gets into the buffer, if the engine reads the log, and its
+        publication has the table.
 
         :raises ConfigError: the connector doesn't take the table.
         :raises TemporaryError: it was stopped before that.
@@ -78,7 +69,6 @@ class OwnConnector:
                     "Leave load out for the connector's own snapshot."
                 )
             self._have_published(connection)
-            self._outlast_writers(connection)
 
     def wait(self, stopping: Callable[[], bool]) -> bool:
         return self._engine.catch_up(stopping)
@@ -100,17 +90,6 @@ class OwnConnector:
             f"{self._section.target}: the publication {name} doesn't have {self._table}, so that its changes would be "
             "lost. Add it (ALTER PUBLICATION), or let the connector do it: publication.autocreate.mode: filtered."
         )
-
-    def _outlast_writers(self, connection: PostgresConnection) -> None:
-        query = _WRITERS.format(table=literal(quoted_table(self._table)))
-        waiting, is_told = set(connection.rows(query)), False
-        while waiting := waiting.intersection(connection.rows(query)):
-            if self._stopping():
-                raise self._stopped()
-            if not is_told:
-                log.info("%s: waiting for transactions that have changed %s", self._section.target, self._table)
-                is_told = True
-            time.sleep(_POLL_SECONDS)
 
     def _stopped(self) -> TemporaryError:
         return TemporaryError(f"{self._section.target}: stopped before its load began. Run again.")

@@ -11,7 +11,7 @@ from pyspark.sql import DataFrame, SparkSession
 from sink.config import DatabaseSection
 from sink.databases import postgres_ranges
 from sink.databases.catalog_table import Batches, CatalogColumn, CatalogTable
-from sink.databases.postgres_catalog import PostgresColumn, columns_query, key_query, quoted_table
+from sink.databases.postgres_catalog import PostgresColumn, columns_query, key_query, literal, quoted_table
 from sink.databases.postgres_connection import PostgresConnection
 from sink.databases.postgres_values import read_column
 from sink.table.load_state import times_before
@@ -21,6 +21,22 @@ SELECT (restart_lsn - '0/0'::pg_lsn)::int8 FROM pg_replication_slots
 WHERE slot_type = 'logical' AND database = current_database() AND restart_lsn IS NOT NULL
 ORDER BY restart_lsn LIMIT 1
 """
+_WRITERS = """
+SELECT l.virtualtransaction, CASE
+    WHEN l.pid IS NULL THEN format('the prepared transaction %s since %s', quote_literal(p.gid),
+        date_trunc('second', p.prepared))
+    ELSE concat_ws(', ', 'pid ' || l.pid, a.usename, nullif(a.application_name, ''), a.state,
+        'since ' || date_trunc('second', a.xact_start)) END
+FROM pg_locks l
+LEFT JOIN pg_stat_activity a ON a.pid = l.pid
+LEFT JOIN pg_locks x ON l.pid IS NULL AND x.locktype = 'transactionid' AND x.virtualtransaction = l.virtualtransaction
+LEFT JOIN pg_prepared_xacts p ON p.transaction = x.transactionid
+WHERE l.granted AND l.locktype = 'relation' AND l.relation IN (
+    SELECT relid FROM pg_partition_tree(to_regclass({table})) UNION SELECT to_regclass({table}))
+AND l.database = (SELECT oid FROM pg_database WHERE datname = current_database())
+AND l.mode IN ('RowExclusiveLock', 'ShareRowExclusiveLock', 'ExclusiveLock', 'AccessExclusiveLock')
+"""
+"""Locks are released after others see the transaction's changes."""
 
 
 class PostgresTable(CatalogTable):
@@ -51,6 +67,10 @@ class PostgresTable(CatalogTable):
 
     def files(self) -> str:
         return postgres_ranges.files(self._connection, self._table)
+
+    def writers(self) -> Mapping[str, str]:
+        found = self._connection.rows(_WRITERS.format(table=literal(self._table)))
+        return {str(transaction): str(who) for transaction, who in found}
 
     def order(self) -> Mapping[str, Any]:
         # a transaction that has begun long ago has its changes far before the log's end

@@ -77,8 +77,19 @@ class TableRows:
         return self._table.ranges(rows)
 
     def files(self) -> str:
-        """Names what the parts depend on. If it doesn't begin so after a load, rows or values may be missing."""
+        """Names what the parts depend on. If it doesn't begin so after a load, rows or values may be missing.
+
+        :raises ConfigError: the log has no changes of such a table.
+        """
         return self._table.files()
+
+    def writers(self) -> Mapping[str, str]:
+        """See `sink.table.loading.SourceTable`."""
+        return self._table.writers()
+
+    def is_as_opened(self) -> bool:
+        """Whether it has the columns that it had then."""
+        return [(c.name, c.type) for c in self._table.columns()] == [(c.name, c.type) for c in self._columns]
 
     def order(self) -> Mapping[str, Any]:
         """What rows that are read from now on have for names in `order_by` that are no columns of the table. No change

@@ -1,6 +1,5 @@
 """Loads tables of a job from their database, before their streams begin."""
 
-import time
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
@@ -15,7 +14,7 @@ from sink.databases.sample import DatabaseSample
 from sink.databases.tables import source_table
 from sink.sources.engine import Engine
 from sink.sources.kafka import KafkaSource
-from sink.sources.source import Position, Source
+from sink.sources.source import Source
 from sink.table.inference import Sample
 from sink.table.loading import Connector, Loading
 from sink.table.microbatch import TableSink
@@ -61,11 +60,6 @@ class Loads:
         section, name = sink.plan.section, source_table(self._config, resolved)
         settings = self._config.load
 
-        def ends(ago: float) -> Position:
-            now = self._source.ends(section)
-            then = self._source.offsets_since(section, int((time.time() - ago) * 1000)) if ago else now
-            return {partition: min(end, then.get(partition, end)) for partition, end in now.items()}
-
         if self._engine is not None and not self._engine.catch_up(self._stopping):
             return
         self._source.identify(section)
@@ -76,7 +70,7 @@ class Loads:
         ):
             if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
                 sink.follow_schema(rows.unknown(sink.plan.changelog))
-            numbers = settings.connections, settings.part_rows
+            numbers, ends = (settings.connections, settings.part_rows), partial(self._source.ends, section)
             Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
 
     @contextmanager

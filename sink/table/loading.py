@@ -2,12 +2,14 @@
 
 There is no moment at which the whole table is read, and nothing is locked:
 
-1. E is where the topic ended some minutes ago. The connector reads the database's log already, so all that is before
-   E was committed before step 2, and all that is committed later comes after E. Some minutes, since a connector may
-   have a change a moment before other sessions see it, and since clocks differ.
-2. The source's table is read in parts, each by one short query, and each part is committed with the position E. What
+1. It is noted on what the parts depend: what changes it (a TRUNCATE, say) may be in no message. Then the connector
+   catches up, and E is where the topic ends. So changes from before such a thing are before E, or step 3 notices it.
+2. Transactions that have changed the table, and haven't ended, are outlasted. A connector may have a change before
+   other sessions see it, but who made it still holds the table then. So parts see all that is before E. What such a
+   transaction has changed before the connector took the table is in no message, and parts see it too.
+3. The source's table is read in parts, each by one short query, and each part is committed with the position E. What
    the topic has from E on isn't applied meanwhile. A crash repeats at most the parts that weren't committed.
-3. When the connector has written all that step 2 can have seen, the topic ends at U. The stream goes on from E, in
+4. When the connector has written all that step 3 can have seen, the topic ends at U. The stream goes on from E, in
    upsert semantics. Until U it may take rows back to an earlier state, and it may bring rows that are gone again, or
    deletes of rows that are there no more: each key is then as its last change before U says.
 
@@ -24,7 +26,7 @@ from typing import Any, Protocol
 from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
 from sink.sources.source import DatabaseRows, Position
-from sink.table.load_state import MARGIN, Load
+from sink.table.load_state import Load
 from sink.table.microbatch import TableSink
 from sink.targets.retries import doubled
 from sink.targets.values import CommitUnknownError
@@ -35,6 +37,9 @@ _ATTEMPTS = 6
 """At each part."""
 _FIRST_PAUSE, _LONGEST_PAUSE = 1.0, 60.0
 """Seconds between two of them."""
+_LOOK_SECONDS = 0.5
+_FIRST_NOTICE, _NOTICE_SECONDS = 2.0, 30.0
+_SHOWN_WRITERS = 5
 
 
 class SourceTable(Protocol):
@@ -49,7 +54,18 @@ class SourceTable(Protocol):
         """Conditions that divide the table into parts of about so many rows. Each row is in one of them."""
 
     def files(self) -> str:
-        """Names what the parts depend on. If it doesn't begin so later, rows or values may be missing."""
+        """Names what the parts depend on. If it doesn't begin so later, rows or values may be missing.
+
+        :raises ConfigError: the log has no changes of such a table.
+        """
+
+    def writers(self) -> Mapping[str, str]:
+        """The transactions that may have changed the table and whose changes others don't see yet: what identifies each
+        -> who it is, for people.
+        """
+
+    def is_as_opened(self) -> bool:
+        """Whether it has the columns that it had when it was opened, which are those that parts have."""
 
     def order(self) -> Mapping[str, Any]:
         """What rows that are read from now on have for names in `order_by` that are no columns of the table. No change
@@ -70,9 +86,9 @@ class Connector(Protocol):
     """What reads the database's log and writes the topic."""
 
     def check(self) -> None:
-        """Check that what is committed from now on gets into the topic.
+        """Check that what transactions change that begin from now on gets into the topic.
 
-        :raises ConfigError: nobody reads the log.
+        :raises ConfigError: nobody reads the log, or not for this table.
         """
 
     def wait(self, stopping: Callable[[], bool]) -> bool:
@@ -97,7 +113,7 @@ class Loading:
     :param sink: the table, whose load `is_due`.
     :param source: what is loaded.
     :param connector: what writes the topic.
-    :param ends: returns where the topic ended so many seconds ago.
+    :param ends: returns where the topic ends.
     :param connections: parts that are read at the same time, and committed together.
     :param part_rows: rows of a part.
     :param stopping: whether the load is to end after the parts in progress.
@@ -108,7 +124,7 @@ class Loading:
         sink: TableSink,
         source: SourceTable,
         connector: Connector,
-        ends: Callable[[float], Position],
+        ends: Callable[[], Position],
         connections: int,
         part_rows: int,
         stopping: Callable[[], bool] = lambda: False,
@@ -130,9 +146,13 @@ class Loading:
         """
         known = self._sink.load
         if known is None:
-            load, done = self._begin(self._ends(MARGIN)), 0
+            begun = self._begin()
+            if begun is None:
+                return False
+            load, done = begun, 0
         elif not known[0].parts:  # the table was taken back after its load: rows that it has come once more
-            load, done = self._begin(known[0].begin), 0
+            self._connector.check()
+            load, done = self._divided(known[0]), 0
         else:
             load, done = known[0], known[1].parts
         if self._sink.position is not None and dict(self._sink.position) != dict(load.begin):
@@ -156,16 +176,44 @@ class Loading:
             )
         if not self._connector.wait(self._stopping):
             return False
-        self._sink.end_load(replace(load, parts=(), until=self._ends(0)))
+        self._sink.end_load(replace(load, parts=(), until=self._ends()))
         return True
 
-    def _begin(self, begin: Position) -> Load:
-        """:param begin: the log's position, and what is read, must be later."""
+    def _begin(self) -> Load | None:
+        """Decide from where the stream begins, and how the table is read. None if it was stopped before."""
         self._connector.check()
-        order, files, estimated = self._source.order(), self._source.files(), self._source.estimated_rows()
+        order, files = self._source.order(), self._source.files()
+        if not self._connector.wait(self._stopping):
+            return None
+        begin = self._ends()
+        if not self._outlast_writers():
+            return None
+        if not self._source.is_as_opened():
+            raise TemporaryError(f"{self._name}: {self._source.name} was altered while its load began. Run again.")
+        return self._divided(Load((), 0, 0, files, begin, order))
+
+    def _outlast_writers(self) -> bool:
+        waiting, begun, told = self._source.writers(), time.monotonic(), _FIRST_NOTICE
+        while waiting:
+            if self._stopping():
+                return False
+            if time.monotonic() - begun >= told:
+                told += _NOTICE_SECONDS
+                log.warning(
+                    "%s: its load begins when these have ended, which have changed %s: %s",
+                    *(self._name, self._source.name, "; ".join(sorted(waiting.values())[:_SHOWN_WRITERS])),
+                )
+            time.sleep(_LOOK_SECONDS)
+            now = self._source.writers()
+            waiting = {writer: now[writer] for writer in waiting if writer in now}
+        return True
+
+    def _divided(self, load: Load) -> Load:
+        """The load with the parts that the source's table has now."""
+        estimated = self._source.estimated_rows()
         parts = tuple(self._source.ranges(self._part_rows))
         log.info("%s: loading about %s of %s", self._name, amount(estimated, "row"), self._source.name)
-        return Load(parts, len(parts), estimated, files, begin, order)
+        return replace(load, parts=parts, count=len(parts), estimated=estimated, until=None)
 
     def _take_in(self, load: Load, parts: Sequence[str], done: int) -> None:
         """Read parts, and commit them. A database that doesn't answer is asked again."""

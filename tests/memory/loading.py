@@ -1,4 +1,8 @@
-"""Stories of loads: the source changes while its table is read part by part, and then its changes are applied."""
+"""Stories of loads: the source changes while its table is read part by part, and then its changes are applied.
+
+The connector may have a change before other sessions see it, or long after. One TRUNCATE, before the load or while its
+parts are read, is in no message.
+"""
 
 import json
 from collections import Counter
@@ -11,12 +15,13 @@ from typing import Any
 import pyarrow as pa
 
 from changelog.rows import BAD, KIND, MOVED, RowKind, order_column
+from sink.errors import TableError
 from sink.sources.source import DatabaseRows
 from sink.table.load_state import times_before
 from sink.table.loading import Loading, is_due
 from sink.table.microbatch import TableSink
 from tests.memory.storage import Clock
-from tests.memory.stories import _BAD_TYPE, PREFIX, SCHEMA, Content, Player, Story, _kept
+from tests.memory.stories import _BAD_TYPE, PREFIX, SCHEMA, Content, Player, Story, _kept, marks
 from tests.memory.table import Snapshot
 
 _VERBS = {"set", "update", "delete", "change key", "repeat", "truncate", "shift keys", "swap keys"}
@@ -41,35 +46,61 @@ class LoadPlayer(Player):
 
     def __init__(self, story: Story, folder: Path) -> None:
         super().__init__(story, folder)
+        self.emptied = self._leave_a_truncate_out()
+        """After so many messages the source was emptied, of which there is no message. -1 if it wasn't."""
         self.until = len(self.messages)
         """Where the table was equal to the source first. Updates before it may be of rows that are gone."""
         self.states = [Counter[Any]()]
         """What the source has after each number of messages."""
         for number in range(len(self.messages)):
             self.states.append(self._applied(self.states[-1], number, number + 1, ()))
+            if number + 1 == self.emptied:
+                self.states[-1] = Counter()
         self.now = self.random.randint(0, len(self.messages))
         """How many messages the source has committed."""
         self.delivered = self.random.randint(0, self.now)
         """How many of them are in the topic."""
+        self.seen = self.random.randint(0, self.now)
+        """How many of them other sessions see."""
         self.read: Content = Counter()
         """The rows of the parts that were read last."""
+        self.were_files_told = False
         self.store.on_add = self._see
+
+    def _leave_a_truncate_out(self) -> int:
+        places = [number for number, message in enumerate(self.messages) if message.truncates]
+        if not places or self.random.random() < 0.3:
+            return -1
+        place = self.random.choice(places)
+        del self.messages[place]
+        self.marks = marks(self.story, self.messages)
+        return place
+
+    def play(self) -> None:
+        try:
+            super().play()
+        except TableError:
+            files = json.loads(self.store.properties[f"{PREFIX}.load"])["files"]
+            assert files != self.files(), "the load was refused without a reason"
 
     def opened(self, clock: Clock, *, is_guest: bool = False) -> TableSink:
         sink = super().opened(clock, is_guest=is_guest)
         table: Any = _Table(self, clock)
-        ends, connections = lambda _: {"0": self.delivered}, self.random.randint(1, _PARTS)
         if is_due(sink, auto=True):
-            Loading(sink, table, table, ends, connections, 1).run()
+            Loading(sink, table, table, table.ends, self.random.randint(1, _PARTS), 1).run()
         return sink
 
+    def files(self) -> str:
+        return "as they were" if self.seen < self.emptied else "others"
+
     def go_on(self) -> None:
-        """The source commits something, and the connector writes something."""
+        """The source commits something, the connector writes something, and others see something."""
         self.now = self.random.randint(self.now, len(self.messages))
         self.delivered = self.random.randint(self.delivered, self.now)
+        self.seen = self.random.randint(self.seen, self.now)
 
     def _apply(self, sink: TableSink, size: int) -> bool:
-        self.now = self.delivered = len(self.messages)
+        self.now = self.delivered = self.seen = len(self.messages)
         return super()._apply(sink, size)
 
     def _see(self, snapshot: Snapshot) -> None:
@@ -106,7 +137,7 @@ class _Table:
         self._clock = clock
 
     def check(self) -> None:
-        self._clock.step("look at the source's log")
+        self._step("look at the source's log")
 
     def order(self) -> Mapping[str, Any]:
         return times_before()
@@ -115,7 +146,27 @@ class _Table:
         return 7
 
     def files(self) -> str:
-        return "as they were"
+        """When they are compared, what was to happen has happened."""
+        self._step("look at the source's files")
+        player = self._player
+        if player.were_files_told:
+            player.seen = max(player.seen, player.emptied)
+            player.now = max(player.now, player.seen)
+        player.were_files_told = True
+        return player.files()
+
+    def is_as_opened(self) -> bool:
+        return True
+
+    def ends(self) -> Mapping[str, int]:
+        self._step("look at the topic's end")
+        return {"0": self._player.delivered}
+
+    def writers(self) -> Mapping[str, str]:
+        player = self._player
+        self._step("look at the source's transactions")
+        player.seen = min(player.seen + 1, player.now)
+        return {str(number): f"number {number}" for number in range(player.seen, player.now)}
 
     def ranges(self, rows: int) -> Sequence[str]:
         self._player.go_on()
@@ -124,13 +175,17 @@ class _Table:
     def of(self, conditions: Sequence[str], order: Mapping[str, Any]) -> DatabaseRows:
         return _Rows(self, conditions)
 
+    def _step(self, step: str) -> None:
+        self._clock.step(step)
+        self._player.go_on()
+
     def read(self, parts: Sequence[str]) -> Any:
         self._clock.step("read a part")
         player = self._player
         read = Counter[Any]()
         for part in parts:
             player.go_on()
-            read += _kept(player.states[player.now], lambda row, part=part: row[0] % _PARTS == int(part))  # type: ignore[misc]
+            read += _kept(player.states[player.seen], lambda row, part=part: row[0] % _PARTS == int(part))  # type: ignore[misc]
         player.read = read
         rows = list(read.elements())
         arrays: dict[str, Any] = {
@@ -143,9 +198,9 @@ class _Table:
         return pa.table(arrays)
 
     def wait(self, stopping: Callable[[], bool]) -> bool:
-        self._clock.step("wait for the connector")
-        player = self._player
-        player.delivered = player.now
+        player, due = self._player, self._player.now
+        self._step("wait for the connector")
+        player.delivered = max(player.delivered, due)
         return True
 
 

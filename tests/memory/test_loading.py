@@ -4,7 +4,7 @@ import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import pytest
 
@@ -18,10 +18,12 @@ from sink.run.loading import Loads
 from sink.sources.kafka import KafkaSource
 from sink.spark import session
 from sink.table import loading
+from sink.table.load_state import Load
 from sink.table.loading import Loading
 from sink.table.patterns import ResolvedTable
+from tests.memory import loading as stories_of_loads
 from tests.memory.hunting import PARTS, STORIES, hunt, is_found
-from tests.memory.loading import LoadPlayer, load_story
+from tests.memory.loading import LoadPlayer, _Table, load_story
 from tests.memory.storage import Clock
 from tests.memory.stories import PREFIX, Story
 
@@ -29,6 +31,7 @@ from tests.memory.stories import PREFIX, Story
 @pytest.fixture(autouse=True)
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "_FIRST_PAUSE", 0.0)
+    monkeypatch.setattr(loading, "_LOOK_SECONDS", 0.0)
 
 
 @pytest.mark.timeout(60 + STORIES)
@@ -38,12 +41,39 @@ def test_a_loaded_table_is_what_the_source_is(tmp_path: Path, part: int) -> None
 
 
 def _note_too_late_where_the_topic_ends(patch: pytest.MonkeyPatch) -> None:
+    real = Loading._divided
+
+    def too_late(self: Any, load: Load) -> Load:
+        end = min(load.begin["0"] + 1, len(self._source._player.messages))
+        return real(self, replace(load, begin={"0": end}))
+
+    patch.setattr(Loading, "_divided", too_late)
+
+
+def _note_where_the_topic_ends_before_the_connector_has_caught_up(patch: pytest.MonkeyPatch) -> None:
     real = Loading._begin
 
-    def too_late(self: Any, begin: Any) -> Any:
-        return real(self, {"0": min(begin["0"] + 1, len(self._source._player.messages))})
+    def begin(self: Any) -> Load | None:
+        end, later = self._ends(), self._ends
+        self._ends = lambda: end
+        load = real(self)
+        self._ends = later
+        return load
 
-    patch.setattr(Loading, "_begin", too_late)
+    patch.setattr(Loading, "_begin", begin)
+
+
+def _wait_for_nobody_who_writes(patch: pytest.MonkeyPatch) -> None:
+    patch.setattr(Loading, "_outlast_writers", lambda self: True)
+
+
+def _note_files_after_the_topics_end(patch: pytest.MonkeyPatch) -> None:
+    real = Loading._divided
+
+    def divided(self: Any, load: Load) -> Load:
+        return real(self, replace(load, files=self._source.files()))
+
+    patch.setattr(Loading, "_divided", divided)
 
 
 def _leave_a_part_out(patch: pytest.MonkeyPatch) -> None:
@@ -60,7 +90,15 @@ def _refuse_updates_of_rows_that_are_gone(patch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.mark.parametrize(
-    "mistake", [_note_too_late_where_the_topic_ends, _leave_a_part_out, _refuse_updates_of_rows_that_are_gone]
+    "mistake",
+    [
+        _note_too_late_where_the_topic_ends,
+        _note_where_the_topic_ends_before_the_connector_has_caught_up,
+        _wait_for_nobody_who_writes,
+        _note_files_after_the_topics_end,
+        _leave_a_part_out,
+        _refuse_updates_of_rows_that_are_gone,
+    ],
 )
 def test_stories_of_loads_find_a_mistake(mistake: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     mistake(monkeypatch)
@@ -94,6 +132,32 @@ def test_a_table_that_gets_a_second_topic_after_its_load_goes_on(tmp_path: Path)
     assert sink.load is not None
     sink.end_load(replace(sink.load[0], until={"topic-0": 7}))
     assert sink._caught_up_at == {}
+
+
+def test_who_is_waited_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture, monkeypatch: Any) -> None:
+    """Nothing is loaded meanwhile. Nobody is waited for who has come later."""
+    monkeypatch.setattr(loading, "_FIRST_NOTICE", 0.0)
+    monkeypatch.setattr(loading, "_NOTICE_SECONDS", 0.0)
+    answers = iter([{"1": "pid 7", "2": "pid 8"}, {"2": "pid 8"}, {"2": "pid 8", "3": "pid 9"}, {"3": "pid 9"}])
+    monkeypatch.setattr(_Table, "writers", lambda _: next(answers))
+    player = LoadPlayer(Story((), ()), tmp_path)
+    sink = player.opened(Clock())
+    told = [record.getMessage().partition("the source: ")[2] for record in caplog.records]
+    assert [text for text in told if text] == ["pid 7; pid 8", "pid 8", "pid 8"]
+    assert sink.load is not None
+
+    monkeypatch.setattr(_Table, "writers", lambda _: {"1": "pid 7"})
+    player = LoadPlayer(Story((), ()), tmp_path / "stopped")
+    monkeypatch.setattr(stories_of_loads, "is_due", lambda sink, auto: False)
+    sink, table = player.opened(Clock()), cast(Any, _Table(player, Clock()))
+    assert not Loading(sink, table, table, table.ends, 1, 1, lambda: True).run()
+    assert sink.load is None
+
+
+def test_a_column_that_comes_while_a_load_begins_is_not_left_out(tmp_path: Path, monkeypatch: Any) -> None:
+    monkeypatch.setattr(_Table, "is_as_opened", lambda _: False)
+    with pytest.raises(TemporaryError, match=r"the source was altered while its load began\. Run again"):
+        LoadPlayer(Story((), ()), tmp_path).opened(Clock())
 
 
 def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,14 +2,18 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import closing
+from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
+import psycopg
 import pytest
 
 from sink.config import DatabaseSection
 from sink.databases.postgres_catalog import quoted_table
 from sink.databases.postgres_connection import PostgresConnection, libpq_url
 from sink.databases.postgres_ranges import estimated_rows, files, ranges
+from sink.databases.postgres_table import PostgresTable
 from sink.errors import ConfigError, TemporaryError
 from tests.stack.postgres import Postgres, running_postgres
 from tests.stack.process import free_ports
@@ -131,6 +135,33 @@ def test_what_alters_rows_without_a_message_is_told(postgres: Postgres) -> None:
     assert not goes_on("DROP COLUMN b")
     assert not goes_on("REPLICA IDENTITY FULL")
     connection.close()
+
+
+def test_transactions_that_have_changed_a_table_are_named_until_others_see_it(postgres: Postgres) -> None:
+    """Also a prepared one, and those of partitions."""
+    postgres.execute(
+        "CREATE TABLE held (id int PRIMARY KEY) PARTITION BY RANGE (id);\n"
+        "CREATE TABLE held_1 PARTITION OF held FOR VALUES FROM (0) TO (9);\nCREATE ROLE looker LOGIN PASSWORD 'looker'"
+    )
+    spark: Any = None
+    few_rights = section(postgres, user="looker", password="looker")
+    with (
+        closing(PostgresTable(spark, section(postgres), "public.held", "source.database")) as table,
+        closing(PostgresTable(spark, few_rights, "public.held", "source.database")) as of_others,
+        psycopg.connect(postgres.url) as reader,
+        psycopg.connect(postgres.url, application_name="shop") as writer,
+    ):
+        reader.execute("SELECT * FROM held")
+        writer.execute("INSERT INTO held_1 VALUES (1)")
+        ((number, who),) = table.writers().items()
+        pid = writer.info.backend_pid
+        assert who.startswith(f"pid {pid}, postgres, shop, idle in transaction, since 20")
+        assert of_others.writers() == {number: f"pid {pid}, postgres, shop"}
+        writer.execute("PREPARE TRANSACTION 'it''s'")
+        assert table.writers()[number].startswith("the prepared transaction 'it''s' since 20")
+        assert of_others.writers() == table.writers()
+        postgres.execute("COMMIT PREPARED 'it''s'")
+        assert table.writers() == {}
 
 
 def test_rows_that_a_policy_hides_are_not_left_out(postgres: Postgres) -> None:

@@ -1,5 +1,6 @@
 """A table of a real Postgres or MariaDB is loaded beside a real connector, while it changes and the sink dies."""
 
+import logging
 import shutil
 import threading
 from collections.abc import Iterator
@@ -327,17 +328,26 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
         shop.load()
 
 
-def test_a_transaction_that_began_before_the_load_is_not_late(shop: Shop, connect: Connect) -> None:
+def test_what_was_begun_or_removed_before_the_load_is_as_in_the_source(
+    shop: Shop, connect: Connect, caplog: pytest.LogCaptureFixture
+) -> None:
     """In a table that others have created. As by the stream, it gets columns that it lacks, wider types, and NULL."""
-    shop.fill(10)
-    shop.server.execute(f"INSERT INTO {shop.table} VALUES (11, 'none', NULL), (12, 'wide', 1234567.89)")
+    caplog.set_level(logging.WARNING, "rowdelta")
     shop.spark.sql(f"CREATE TABLE {shop.target} (id bigint, amount decimal(4,2) NOT NULL) USING iceberg")
     shop.entry = {"key": ["id"], "order_by": ["source.lsn"], "late": "drop"}
     shop.start_connector(connect)
-    with psycopg.connect(shop.server.url) as connection:
+    shop.fill(100)
+    shop.server.execute(f"TRUNCATE {shop.table}")
+    shop.fill(10)
+    shop.server.execute(f"INSERT INTO {shop.table} VALUES (11, 'none', NULL), (12, 'wide', 1234567.89)")
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(shop.server.url) as connection:
         connection.execute(f"UPDATE {shop.table} SET name = 'late' WHERE id = 1".encode())
         shop.server.execute(f"UPDATE {shop.table} SET name = 'now' WHERE id = 2")
-        assert "equal" in shop.load()[0]
+        loaded = pool.submit(shop.load)
+        waiting = f"have changed public.{shop.table} of {shop.server.jdbc_url}: pid {connection.info.backend_pid}, "
+        assert wait_until(lambda: waiting in caplog.text)
+        connection.commit()
+        assert "equal" in loaded.result()[0]
     assert wait_until(shop.catches_up)
 
 

@@ -184,12 +184,19 @@ def test_what_alters_rows_without_a_message_is_told(spark: SparkSession, mariadb
         # changes have the time of their statement
         with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
             cursor.execute("BEGIN")
-            cursor.execute("UPDATE `alt-ered` SET other = 8")
+            cursor.execute("INSERT INTO `alt-ered` (id, e) VALUES (1, 1)")
             time.sleep(3)
+            ((_, who),) = table.writers().items()
+            cursor.execute("SELECT CONNECTION_ID()")
+            assert who.startswith(f"connection {cursor.fetchall()[0][0]} since 20")
             order = table.order()
             assert order["source.ts_ms"] <= (time.time() - MARGIN - 2) * 1000
             cursor.execute("SHOW MASTER STATUS")
             assert (order["source.file"], order["source.pos"]) == cursor.fetchall()[0][:2]
+            cursor.execute("COMMIT")
+            cursor.execute("BEGIN")
+            cursor.execute("SELECT * FROM `alt-ered`")
+            assert table.writers() == {}
 
 
 def test_rights_are_named(spark: SparkSession, mariadb: MariaDB) -> None:

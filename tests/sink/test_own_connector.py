@@ -1,19 +1,16 @@
 """What a load wants of the engine's connector before it begins, of a real Postgres: without Spark or the engine."""
 
 import re
-import threading
 from collections.abc import Callable, Iterator
 from typing import Any
-from uuid import uuid4
 
-import psycopg
 import pytest
 
 from sink.config import Config
 from sink.databases.captured import captured_topics
 from sink.databases.own_connector import OwnConnector
 from sink.databases.slots import shown_slots, slots_of
-from sink.errors import ConfigError, TemporaryError
+from sink.errors import ConfigError
 from sink.sources.source import Slot
 from tests.stack.postgres import Postgres, running_postgres
 
@@ -111,27 +108,6 @@ def test_a_table_whose_changes_would_not_come_is_not_loaded(postgres: Postgres) 
     connector(of, engine).check()
     connector(of, engine).check()
     assert engine.asked == ["restart", "catch up"], "once it has the table, nothing is needed"
-
-
-def test_a_load_begins_after_transactions_that_the_publication_came_too_late_for(postgres: Postgres) -> None:
-    of, begun = config(postgres, **{"publication.name": f"p{uuid4().hex}"}), threading.Event()
-    postgres.execute(f"CREATE PUBLICATION {of.source.connector['publication.name']} FOR ALL TABLES")
-
-    def check() -> None:
-        connector(of, Engine()).check()
-        begun.set()
-
-    with psycopg.connect(postgres.url) as other, psycopg.connect(postgres.url) as reader:
-        other.execute("INSERT INTO orders VALUES (1)")
-        reader.execute("SELECT * FROM orders")
-        thread = threading.Thread(target=check)
-        thread.start()
-        assert not begun.wait(2)
-        with pytest.raises(TemporaryError, match="stopped before its load began"):
-            connector(of, Engine(), stopping=lambda: True).check()
-        other.commit()
-        assert begun.wait(30), "it doesn't wait for who reads"
-        thread.join()
 
 
 def test_slots_that_nobody_reads_are_named_with_what_the_database_keeps(postgres: Postgres) -> None:

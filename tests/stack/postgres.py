@@ -21,6 +21,7 @@ _SETTINGS = {
     "shared_buffers": "64MB",
     "fsync": "off",  # only a crash of the machine would show it
     "log_min_messages": "warning",
+    "max_prepared_transactions": "5",
 }
 _LOCAL_SETTINGS = {"listen_addresses": "127.0.0.1", "unix_socket_directories": "", "wal_level": "logical"}
 
