@@ -1,8 +1,9 @@
-"""`python -m benchmarks.verify`: what `rowdelta verify` takes, beside a plain scan of the table and of its source.
+"""`python -m benchmarks.verify`: what `rowdelta verify` takes, beside a plain scan of the table and of its source; and
+`rowdelta reconcile`, beside one of the source alone.
 
-A Postgres table and an Iceberg table have the same rows. A plain scan reads all columns of both by Spark, and adds up a
-hash of each row; Postgres is read in as many connections as `verify` has. Both are done in turns, by one session.
-Postgres and Kafka come as packages, as in `tests/stack`.
+A Postgres table and an Iceberg table have the same rows. A plain scan reads all columns by Spark, and adds up a hash of
+each row; Postgres is read in as many connections as `verify` has. All are done in turns, by one session. For
+`reconcile`, every thousandth row has drifted. Postgres and Kafka come as packages, as in `tests/stack`.
 """
 
 import argparse
@@ -19,6 +20,7 @@ from pyspark.sql import DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from benchmarks.streams import CATALOG
+from sink.commands.reconcile import reconcile
 from sink.commands.verify import verify, with_drivers
 from sink.config import Config
 from sink.run.pipeline import Pipeline
@@ -44,6 +46,10 @@ INSERT INTO orders SELECT n, n::bigint * 7919 % 100003, CASE n % 3 WHEN 0 THEN '
   FROM generate_series(1, {rows}) n;
 ANALYZE orders
 """
+_DRIFT = """
+UPDATE orders SET note = 'drifted ' || {offset} WHERE id % 1000 = {offset} % 1000 AND id <= {rows} / 2;
+DELETE FROM orders WHERE id % 1000 = {offset} % 1000 AND id > {rows} / 2
+"""
 
 
 def run(folder: Path, rows: int, turns: int) -> None:
@@ -59,22 +65,38 @@ def run(folder: Path, rows: int, turns: int) -> None:
         # the rest comes from another writer: a plain copy takes seconds
         source.where("id > 1").select(*COLUMNS).writeTo(TARGET).append()
 
+        def scan(frame: DataFrame) -> None:
+            frame.agg(F.count("*"), F.sum(F.xxhash64(*COLUMNS).cast("decimal(38,0)"))).collect()
+
         def plainly() -> None:
-            both = source.select(*COLUMNS).unionByName(spark.table(TARGET).select(*COLUMNS))
-            both.agg(F.count("*"), F.sum(F.xxhash64(*COLUMNS).cast("decimal(38,0)"))).collect()
+            scan(source.select(*COLUMNS).unionByName(spark.table(TARGET).select(*COLUMNS)))
 
         def verified() -> None:
             (outcome,) = verify(spark, config, (), 20, 600)
             assert outcome.error is None, outcome.error
             assert not outcome.differences
 
+        def reconciled() -> None:
+            (outcome,) = reconcile(spark, config, (), 20, 600)
+            assert outcome.error is None, outcome.error
+            assert outcome.is_equal, outcome
+            assert outcome.healed == rows // 1000
+
         print(f"{rows:,} rows, seconds of a plain scan of both, and of verify", flush=True)
+        ratios = [_compared(plainly, verified) for _ in range(turns + 1)]
+        print(f"verify takes {statistics.median(ratios[1:]):.2f}x as long, when warm (target: at most 2x)")
+        print("seconds of a plain scan of the source, and of reconcile", flush=True)
         ratios = []
         for turn in range(turns + 1):
-            scan, check = _taken(plainly), _taken(verified)
-            print(f"  {'cold' if turn == 0 else 'warm'}  {scan:6.2f}  {check:6.2f}  {check / scan:.2f}x", flush=True)
-            ratios.append(check / scan)
-        print(f"verify takes {statistics.median(ratios[1:]):.2f}x as long, when warm (target: at most 2x)")
+            postgres.execute(_DRIFT.format(rows=rows, offset=1 + turn))
+            ratios.append(_compared(lambda: scan(source.select(*COLUMNS)), reconciled))
+        print(f"reconcile takes {statistics.median(ratios[1:]):.2f}x as long, when warm (target: at most 1.3x)")
+
+
+def _compared(plainly: Callable[[], None], work: Callable[[], None]) -> float:
+    one, other = _taken(plainly), _taken(work)
+    print(f"  {one:6.2f}  {other:6.2f}  {other / one:.2f}x", flush=True)
+    return other / one
 
 
 def _taken(work: Callable[[], None]) -> float:
@@ -114,15 +136,11 @@ def _config(folder: Path, postgres: Postgres, servers: str) -> Config:
             "type": "kafka",
             "format": "debezium-json",
             "options": {"kafka.bootstrap.servers": servers, "startingOffsets": "earliest"},
+            "database": {"url": postgres.jdbc_url, "user": postgres.user, "password": postgres.password},
         },
         "catalogs": {CATALOG: {"type": "hadoop", "warehouse": str(folder / "warehouse")}},
         "tables": [{"source": TOPIC, "target": TARGET, "key": ["id"], "columns": COLUMNS}],
-        "verify": {
-            "url": postgres.jdbc_url,
-            "user": postgres.user,
-            "password": postgres.password,
-            "settle": "100 milliseconds",
-        },
+        "verify": {"settle": "100 milliseconds"},
         "spark": {
             "spark.master": f"local[{CONNECTIONS}]",
             "spark.driver.memory": "4g",

@@ -3,6 +3,7 @@
 import argparse
 
 from sink.console.command import Commands, add_tables, command, load
+from sink.console.reconcile import correct
 from sink.printing import printable
 
 _LOAD = """\
@@ -14,6 +15,7 @@ until they are equal. Nothing is locked, and the database may change meanwhile. 
 
   rowdelta load sink.yaml                              # all tables
   rowdelta load sink.yaml --table orders               # one
+  rowdelta load sink.yaml --table orders --again       # what it has already, beside the stream
 
 how:
   The connector runs already, with snapshot.mode: no_data. The end of the topic is noted first. Then the table is read
@@ -21,17 +23,25 @@ how:
   where it ended. Ctrl-C finishes the parts in progress; running it again goes on from there, also after a crash.
   With source.type: debezium, Debezium's engine runs beside the load, and there is nothing to start.
 
+again:
+  Of a table that is loaded, the source is read once more, while rowdelta run may go on: rows that differ are replaced,
+  those that the source doesn't have are removed, and equal ones aren't written. It is what rowdelta reconcile does.
+
 what it needs:
   A user who may read the tables. In Postgres, pg_monitor shows how far the connector is; MySQL and MariaDB need the
-  privilege PROCESS for it. No rowdelta run of the same sink.id meanwhile.
+  privilege PROCESS for it. No rowdelta run of the same sink.id meanwhile, unless --again is given.
 """
 
 
 def add(commands: Commands) -> None:
-    add_tables(command(commands, "load", _load, "copy tables of a database, and catch up", _LOAD))
+    added = command(commands, "load", _load, "copy tables of a database, and catch up", _LOAD)
+    add_tables(added)
+    added.add_argument("--again", action="store_true", help="correct tables that are loaded, beside the stream")
 
 
 def _load(args: argparse.Namespace) -> int:
+    if args.again:
+        return correct(args)
     config = load(args)
     from sink.commands.verify import with_drivers
     from sink.run import running

@@ -41,7 +41,7 @@ log = logging.getLogger("rowdelta")
 
 _ATTEMPTS = 5
 """A run of the sink commits the micro-batch in progress, and then waits."""
-_KEYS_A_QUERY = 1_000
+_KEYS_A_QUERY = 5_000
 
 
 class Healing:

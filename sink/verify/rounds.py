@@ -56,8 +56,10 @@ from sink.verify.topic import Topic, TopicChanges
 
 _ROUNDS = 6
 """Rounds at most. Keys that changed in each of them aren't compared."""
-_LOOKED_UP = 5_000
-"""So many keys are looked up in the source. For more of them the source is read whole."""
+_LOOKED_UP, _LOOKED_UP_OF_SEVERAL = 100_000, 5_000
+"""So many keys are looked up in the source: of one column, and of several, for which databases find no plan as cheap.
+For more of them the source is read whole.
+"""
 _POLL_SECONDS = 0.5
 _QUIET_SECONDS = 30.0
 """If the sink hasn't committed for so long, it may not be running."""
@@ -417,8 +419,9 @@ class Rounds:
         if scope is None or not all(self._compared[n].is_text_same for n in self._layout.key):
             return None
         texts = [canonical.shown(F.col(value(n)), self._layout.types[n]) for n in self._layout.key]
-        rows = to_arrow(scope.select(F.array(*texts).alias("key")).limit(_LOOKED_UP + 1)).column("key").to_pylist()
-        if len(rows) > _LOOKED_UP or any(text is None for row in rows for text in row):
+        most = _LOOKED_UP if len(texts) == 1 else _LOOKED_UP_OF_SEVERAL
+        rows = to_arrow(scope.select(F.array(*texts).alias("key")).limit(most + 1)).column("key").to_pylist()
+        if len(rows) > most or any(text is None for row in rows for text in row):
             return None
         return Keys([self._compared[n].field for n in self._layout.key], [tuple(row) for row in rows])
 

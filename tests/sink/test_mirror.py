@@ -2,6 +2,9 @@
 is killed meanwhile.
 """
 
+import re
+import subprocess
+import sys
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -103,7 +106,8 @@ def mirror(spark: SparkSession, tmp_path: Path, postgres: Postgres) -> Iterator[
 
 def test_a_database_is_mirrored_while_it_changes_and_both_are_killed(mirror: Mirror, tmp_path: Path) -> None:
     values = mirror.values("1 second") | {"spark": {"spark.master": "local[2]"}}
-    sink = SinkProcess(written(tmp_path / "config", values), tmp_path)
+    file = written(tmp_path / "config", values)
+    sink = SinkProcess(file, tmp_path)
     later = f"{mirror.name}.later"
     try:
         with mirror.changing():
@@ -124,6 +128,11 @@ def test_a_database_is_mirrored_while_it_changes_and_both_are_killed(mirror: Mir
                 sink.start()
             assert wait_until(lambda: mirror.equals("later"), 300), sink.text()
         assert wait_until(lambda: mirror.equals("things", "quiet", "later"), 120), sink.text()
+        mirror.spark.sql(f"DELETE FROM lake.{mirror.name}.things WHERE id % 10 = 3")
+        command = [sys.executable, "-m", "sink", "load", str(file), "--table", "things", "--again"]
+        said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
+        assert re.search(r"things against .*: EQUAL\n(.*\n)*.*corrected: \d+ keys", said), said
+        assert mirror.equals("things", "quiet", "later")
         sink.stop()
     finally:
         sink.kill()
