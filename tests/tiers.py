@@ -286,6 +286,7 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
     "sink/test_zip_bomb.py": ["batches_of_messages_that_grow"],
     # MariaDB's connector tells nobody how far it is, so each round waits
     "sink/test_reconcile.py": ["beside_a_run_while_the_source_changes[mariadb"],
+    "stack/test_demo_database.py": ["*"],
     "stack/test_load_replay.py": ["tables_that_are_loaded_meanwhile_equal_their_sources[debezium"],
     # processes that race for each version of a log
     "delta/test_log.py": ["two_processes_at_once", "foreign_changes_in_another_partition_refuse_ours"],

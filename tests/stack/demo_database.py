@@ -25,8 +25,10 @@ from tests.stack.sink_process import SinkProcess
 EXAMPLE = HERE.parents[1] / "docs" / "examples" / "database" / "sink.yaml"
 ACCOUNTS = 100_000
 RATE = 20
-STREAMED = 10.0
+STREAMED = 5.0
 """Seconds for which changes are followed before the comparison."""
+BRIEF = {"SPARK_SUBMIT_OPTS": "-XX:TieredStopAtLevel=1 -XX:+UseSerialGC"}
+"""In the minute that they live, the JVMs would take a third of their time to compile well what they hardly use."""
 TARGETS = ("ice.bank.accounts", "lake.bank.tellers")
 
 
@@ -51,7 +53,7 @@ def _demo(folder: Path) -> int:
         pool = ends.enter_context(ThreadPoolExecutor())
         print(f"starting Postgres, with {ACCOUNTS:,} accounts of a bank", flush=True)
         database = ends.enter_context(running_postgres())
-        sink = SinkProcess(folder / "sink.yaml", folder, environment(database))
+        sink = SinkProcess(folder / "sink.yaml", folder, environment(database) | BRIEF)
         sink.log.unlink(missing_ok=True)
         ends.callback(sink.stop)
         ends.callback(stopping)
