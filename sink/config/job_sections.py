@@ -197,6 +197,13 @@ class SourceSection(Section):
             return {"format": "debezium-json"} | ({"database": database} if database else {}) | values
         return values
 
+    @field_validator("buffer")
+    @classmethod
+    def _buffer(cls, value: str | None) -> str | None:
+        """As a path, also if it is a URI, which only Hadoop understands."""
+        path = None if value is None else local_path(value)
+        return value if path is None else str(path)
+
     @model_validator(mode="after")
     def _connector_fits(self) -> Self:
         if self.type != "debezium":
@@ -213,8 +220,8 @@ class SourceSection(Section):
             raise MisplacedError(f"got {self.format}, but Debezium's engine writes JSON here", "format")
         if self.buffer is None or local_path(self.buffer) is None:
             raise MisplacedError(
-                f"got {self.buffer}, expected a folder of this machine such as ./state/buffer: "
-                "Debezium's engine writes into it",
+                f"got {self.buffer}, expected a folder of this machine, or one that is mounted there, such as "
+                "./state/buffer: Debezium's engine locks it, and renames files in it",
                 "buffer",
             )
         made = self.connector.get("connector.class")

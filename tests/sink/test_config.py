@@ -317,7 +317,8 @@ tables: [{source: shop.public.orders, target: lake.shop.orders}]
 @pytest.mark.parametrize(
     ("before", "after", "expected"),
     [
-        ("./state/buffer", "s3://bucket/buffer", "expected a folder of this machine such as ./state/buffer"),
+        ("./state/buffer", "s3a://bucket/b", "got s3a://bucket/b, expected a folder of this machine, or one that"),
+        ("./state/buffer", "hdfs:/shop/b", "got hdfs:/shop/b, expected a folder of this machine"),
         ("./state/buffer", "./warehouse/shop/orders/b", "which is for table lake.shop.orders. Name a folder elsewhere"),
         ("  buffer: ./state/buffer\n", "", "source.buffer: got None, expected a folder of this machine"),
         ("postgresql.PostgresConnector", "oracle.OracleConnector", "so far the only one"),
@@ -339,6 +340,8 @@ tables: [{source: shop.public.orders, target: lake.shop.orders}]
 def test_debeziums_engine_gets_what_it_needs(tmp_path: Path, before: str, after: str, expected: str) -> None:
     source = load_text(tmp_path, DEBEZIUM).source
     assert (source.format, source.buffer) == ("debezium-json", str(tmp_path / "state" / "buffer"))
+    as_uri = DEBEZIUM.replace("./state/buffer", (tmp_path / "b").as_uri())
+    assert load_text(tmp_path, as_uri).source.buffer == str(tmp_path / "b")
     assert before in DEBEZIUM
     assert expected in refusal(tmp_path, DEBEZIUM.replace(before, after, 1))
 
