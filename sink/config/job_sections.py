@@ -111,17 +111,20 @@ def _jdbc(url: str) -> str:
     return url
 
 
-def _check_slot(slot: str | None, url: str | None) -> None:
-    if slot is not None and url is not None and not url.startswith("jdbc:postgresql:"):
+def _check_reader(url: str | None, slot: str | None, connector_user: str | None) -> None:
+    is_postgres = url is not None and url.startswith("jdbc:postgresql:")
+    if slot is not None and url is not None and not is_postgres:
         raise MisplacedError("only Postgres has replication slots; leave it out", "slot")
+    if connector_user is not None and is_postgres:
+        raise MisplacedError("Postgres has slots; write slot", "connector_user")
 
 
 class DatabaseSection(Section):
     """`source.database:` the database whose changes the messages are.
 
     :param url: JDBC URL (`jdbc:postgresql:`, `jdbc:mysql:` or `jdbc:mariadb:`).
-    :param slot: Debezium's replication slot in Postgres.
-    :param connector_user: who reads MySQL's binlog for Debezium, if others read it too.
+    :param slot: Debezium's replication slot in Postgres. With Kafka a load needs it.
+    :param connector_user: who reads MySQL's binlog for Debezium. A load needs it.
     """
 
     url: Annotated[Text, AfterValidator(_jdbc)]
@@ -132,9 +135,7 @@ class DatabaseSection(Section):
 
     @model_validator(mode="after")
     def _slot_fits(self) -> Self:
-        _check_slot(self.slot, self.url)
-        if self.connector_user is not None and self.url.startswith("jdbc:postgresql:"):
-            raise MisplacedError("Postgres has slots; write slot", "connector_user")
+        _check_reader(self.url, self.slot, self.connector_user)
         return self
 
 
@@ -281,6 +282,7 @@ class VerifySection(Section):
         what the topic's name has after its first part.
     :param spark_table: any table that Spark reads, in place of a database.
     :param slot: Debezium's replication slot in Postgres.
+    :param connector_user: who reads MySQL's binlog for Debezium.
     :param settle: how long a change takes from the connector into the topic, at most.
     """
 
@@ -290,6 +292,7 @@ class VerifySection(Section):
     table: Text | None = None
     spark_table: Text | None = None
     slot: Text | None = None
+    connector_user: Text | None = None
     settle: Interval = "5 seconds"
 
     @field_validator("url")
@@ -302,10 +305,10 @@ class VerifySection(Section):
     @model_validator(mode="after")
     def _one_source(self) -> Self:
         if self.spark_table is not None:
-            for name in ("url", "user", "password", "table", "slot"):
+            for name in ("url", "user", "password", "table", "slot", "connector_user"):
                 if getattr(self, name) is not None:
                     raise MisplacedError(f"{name} is of a database, and spark_table is given too. Keep one", name)
-        _check_slot(self.slot, self.url)
+        _check_reader(self.url, self.slot, self.connector_user)
         return self
 
     @property
@@ -313,7 +316,13 @@ class VerifySection(Section):
         """The database with which a table is compared. None if it is no database."""
         if self.url is None:
             return None
-        return DatabaseSection(url=self.url, user=self.user, password=self.password, slot=self.slot)
+        return DatabaseSection(
+            url=self.url,
+            user=self.user,
+            password=self.password,
+            slot=self.slot,
+            connector_user=self.connector_user,
+        )
 
     @property
     def settle_seconds(self) -> float:

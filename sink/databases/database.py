@@ -172,6 +172,8 @@ class Database(ABC):
         self._section = section
         self._table = table
         self._path = path
+        self._rows = self._quoted_table
+        """What a query reads, in SQL."""
         self._connection = Connection(spark, self.driver, self.package, section, path)
         try:
             self._known, self._unknown = self._find_columns()
@@ -230,7 +232,7 @@ class Database(ABC):
 
     def _query(self, columns: Sequence[str], condition: str = "") -> str:
         selected = ", ".join(f"{self._known[name].sql} AS {self._quoted(f'c{n}')}" for n, name in enumerate(columns))
-        return f"SELECT {selected} FROM {self._quoted_table}" + (f" WHERE {condition}" if condition else "")
+        return f"SELECT {selected} FROM {self._rows}" + (f" WHERE {condition}" if condition else "")
 
     def with_keys(self, keys: Keys | None) -> str:
         """A condition that holds for the keys' rows. Empty if the database can't look them up by their texts."""

@@ -45,11 +45,6 @@ class MySQL(Database):
 
     def check_reader(self) -> None:
         users = sorted({user for user, _ in self._dumps()})
-        if len(users) > 1:
-            raise ConfigError(
-                f"the users {', '.join(users)} read the binlog of {self.name}. Name the connector's in "
-                f"{self._path}.connector_user: if it doesn't run, changes would be lost."
-            )
         if not users:
             wanted = self._section.connector_user
             raise ConfigError(
@@ -57,6 +52,12 @@ class MySQL(Database):
                 "changes may be missing in the topic. Name the server that the connector reads, and start the "
                 f"connector, with snapshot.mode: no_data for a load. {self._path}.user needs PROCESS to see it: GRANT "
                 "PROCESS ON *.* TO …"
+            )
+        if self._section.connector_user is None:
+            raise ConfigError(
+                f"{self._path}.connector_user: the user is needed by whom the connector reads the binlog of "
+                f"{self.name}. Those who read it now: {', '.join(users)}. If another one, such as a replica, passed "
+                "for the connector, changes would be lost."
             )
 
     def _dumps(self) -> list[tuple[str, str | None]]:

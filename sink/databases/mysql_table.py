@@ -38,10 +38,11 @@ WHERE {_OF_TABLE} AND index_name = 'PRIMARY' ORDER BY seq_in_index
 _FILES = """
 SELECT table_id FROM information_schema.{tables}
 WHERE SUBSTRING_INDEX(SUBSTRING_INDEX(name, '#P#', 1), '#p#', 1) = CONCAT(
-    CAST(CONVERT(COALESCE(NULLIF(?, ''), DATABASE()) USING filename) AS BINARY), '/',
-    CAST(CONVERT(? USING filename) AS BINARY))
+    CAST(CONVERT({schema} USING filename) AS BINARY), '/', CAST(CONVERT({table} USING filename) AS BINARY))
 ORDER BY table_id
 """
+_STORED = "IF(@@lower_case_table_names = 0, {0}, LOWER({0}))"
+"""A name as InnoDB has it."""
 _OLDEST = """
 SELECT TIMESTAMPDIFF(SECOND, CONVERT_TZ(MIN(trx_started), 'SYSTEM', '+00:00'), UTC_TIMESTAMP())
 FROM information_schema.innodb_trx
@@ -118,10 +119,13 @@ class MySQLTable(CatalogTable):
         """InnoDB's numbers of the table or its partitions, which are others after TRUNCATE; how columns are defined of
         which a row has a value that no message tells when they are new; and all columns.
         """
+        names = {"schema": _STORED.format("COALESCE(NULLIF(?, ''), DATABASE())"), "table": _STORED.format("?")}
+        # a parameter stands there twice
+        twice = [part for part in self._name for _ in range(2)]
         try:
-            found = self._connection.rows(_FILES.format(tables="innodb_tables"), *self._name)  # MySQL
+            found = self._connection.rows(_FILES.format(tables="innodb_tables", **names), *twice)  # MySQL
         except RowdeltaError:
-            found = self._connection.rows(_FILES.format(tables="innodb_sys_tables"), *self._name)
+            found = self._connection.rows(_FILES.format(tables="innodb_sys_tables", **names), *twice)
         columns = self._connection.rows(_DEFINED, *self._name)
         filled = [column for column in columns if column[2] or column[3] == "NO" or column[4]]
         parts = [[number for (number,) in found], filled, [column[:2] for column in columns]]

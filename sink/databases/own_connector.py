@@ -6,7 +6,7 @@ from contextlib import closing
 
 from sink.config import Config, DatabaseSection, TableSection
 from sink.databases.captured import captured_topics
-from sink.databases.postgres_catalog import literal, quoted_table
+from sink.databases.postgres_catalog import published_query, quoted_table
 from sink.databases.postgres_connection import PostgresConnection
 from sink.errors import ConfigError, TemporaryError
 from sink.sources.engine import Engine
@@ -17,10 +17,6 @@ _MARKS_SINCE = 140_000
 """Version of the server whose log takes marks."""
 
 _SERVER = "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int8"
-_PUBLISHED = """
-SELECT count(*) FROM pg_publication_tables
-WHERE pubname = {publication} AND to_regclass(format('%I.%I', schemaname, tablename)) = to_regclass({table})
-"""
 
 
 class OwnConnector:
@@ -77,14 +73,14 @@ class OwnConnector:
         """See to it that the publication has the table. The engine looks for new ones only when it starts."""
         connector = self._config.source.connector
         name = connector.get("publication.name", "dbz_publication")
-        query = _PUBLISHED.format(publication=literal(name), table=literal(quoted_table(self._table)))
-        if connector.get("plugin.name", "pgoutput") != "pgoutput" or connection.rows(query) != [(0,)]:
+        query = published_query(quoted_table(self._table), [name])
+        if connector.get("plugin.name", "pgoutput") != "pgoutput" or connection.rows(query) == [("itself",)]:
             return
         log.info("%s: Debezium's engine is started again, for %s", self._section.target, self._table)
         self._engine.restart()
         if not self._engine.catch_up(self._stopping):
             raise self._stopped()
-        if connection.rows(query) != [(0,)]:
+        if connection.rows(query) == [("itself",)]:
             return
         raise ConfigError(
             f"{self._section.target}: the publication {name} doesn't have {self._table}, so that its changes would be "

@@ -1,12 +1,20 @@
 """A table of Postgres: an exported snapshot, its LSN, and how far Debezium's replication slot is."""
 
+import re
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from functools import reduce
 
 from sink.databases.conversion import Kind, Selected
 from sink.databases.database import INTEGER, Database
-from sink.databases.postgres_catalog import PostgresColumn, columns_query, literal, quoted
+from sink.databases.postgres_catalog import (
+    PostgresColumn,
+    columns_query,
+    literal,
+    own_rows_query,
+    published_query,
+    quoted,
+)
 from sink.databases.reading import Delivered, Keys, SourceRows
 from sink.errors import ConfigError
 from sink.spark.jdbc import POSTGRES
@@ -25,6 +33,13 @@ WHERE s.slot_type = 'logical' AND s.database = current_database() AND s.confirme
 ORDER BY s.slot_name
 """
 """A slot without a place in the log waits for transactions to end. What is committed meanwhile isn't in it."""
+_READER = """
+SELECT s.plugin, a.query FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
+WHERE s.slot_name = ?
+"""
+_PUBLICATIONS = re.compile(r"publication_names\W+'((?:[^']|'')+)'")
+"""Fits the names in the command by which somebody reads a slot."""
+_IDENTIFIER = re.compile(r'"((?:[^"]|"")+)"|([^\s,"]+)')
 _AS_TEXT = {"text", "varchar", "name", "citext", "xml", "ltree", "tsvector", "tsquery", "macaddr", "macaddr8", "char"}
 """Types whose cast to text is what the server sends to a connector."""
 _ANY_TEXT = r"[^\x00]*"
@@ -77,16 +92,34 @@ class Postgres(Database):
 
     def check_reader(self) -> None:
         slots = [str(slot[0]) for slot in self._slots()]
-        if len(slots) > 1:
-            raise ConfigError(
-                f"several connectors read the log of {self.name}, by the slots {', '.join(slots)}. Name the one that "
-                f"writes the topic in {self._path}.slot: if it doesn't run, changes would be lost."
-            )
         if not slots:
             raise ConfigError(
                 f"nobody reads the log of {self.name}, so what changes during the load would be lost. Start the "
-                "connector first, with snapshot.mode: no_data. If it is only stopped for now, name its slot in "
-                f"{self._path}.slot."
+                f"connector first, with snapshot.mode: no_data, and name its slot in {self._path}.slot."
+            )
+        if self._section.slot is None:
+            raise ConfigError(
+                f"{self._path}.slot: a load of {self.name} needs the name of the connector's replication slot. Those "
+                f"that are read now: {', '.join(slots)}. If another one's reader passed for the connector, changes "
+                "would be lost."
+            )
+        self._check_published(slots[0])
+
+    def _check_published(self, slot: str) -> None:
+        """:raises ConfigError: the connector's publication doesn't have the table. If the user may not see which one it
+        is, or nobody reads the slot: no publication has it.
+        """
+        ((plugin, command),) = self._connection.rows(_READER, slot)
+        if plugin != "pgoutput":  # others have no publications
+            return
+        found = _PUBLICATIONS.search(command or "")
+        identifiers = None if found is None else _IDENTIFIER.findall(found[1])
+        names = identifiers and [exact.replace('""', '"') or name.lower() for exact, name in identifiers]
+        if self._connection.rows(published_query(self._quoted_table, names)) == [("nothing",)]:
+            who = "no publication has" if names is None else f"the publication {', '.join(names)} does not have"
+            raise ConfigError(
+                f"{who} {self.name}, so that its changes would be lost. Add it (ALTER PUBLICATION … ADD TABLE), or let "
+                "the connector do it, when it starts again: publication.autocreate.mode: filtered."
             )
 
     def _slots(self) -> list[tuple[str | None, ...]]:
@@ -122,6 +155,8 @@ class Postgres(Database):
     def _find_columns(self) -> tuple[dict[str, Selected], dict[str, str]]:
         known, unknown = {}, {}
         found = self._connection.rows(columns_query(self._quoted_table))
+        ((only,),) = self._connection.rows(own_rows_query(self._quoted_table))
+        self._rows = f"{only}{self._quoted_table}"
         if not found:
             raise ConfigError(f"{self._path}: there is no table {self.name}. Correct verify.table or {self._path}.url.")
         for column in map(PostgresColumn.of, found):

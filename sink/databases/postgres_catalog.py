@@ -52,6 +52,35 @@ def key_query(table: str) -> str:
     """
 
 
+def own_rows_query(table: str) -> str:
+    """A query for what stands before the table's name if its own rows are wanted. Of tables that inherit from it
+    Debezium sends the changes under their own names, those of partitions aren't told apart.
+
+    :param table: in quotes (`quoted_table`).
+    """
+    kind = f"SELECT relkind FROM pg_class WHERE oid = to_regclass({literal(table)})"
+    return f"SELECT CASE ({kind}) WHEN 'p' THEN '' ELSE 'ONLY ' END"
+
+
+def published_query(table: str, publications: Sequence[str] | None) -> str:
+    """A query for what publications have of a table: `itself`, all of its `partitions`, or nothing.
+
+    :param table: in quotes (`quoted_table`).
+    :param publications: their names. None means any.
+    """
+    whole = f"to_regclass({literal(table)})"
+    named = "" if publications is None else f"AND p.pubname IN ({', '.join(map(literal, publications))})"
+    return f"""
+        SELECT CASE WHEN bool_or(c.oid = {whole} AND p.pubname IS NOT NULL) THEN 'itself'
+                    WHEN bool_and(p.pubname IS NOT NULL) FILTER (WHERE c.oid <> {whole}) THEN 'partitions'
+                    ELSE 'nothing' END
+        FROM pg_class c
+        JOIN pg_namespace n ON n.oid = c.relnamespace
+        LEFT JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname {named}
+        WHERE c.oid = {whole} OR c.oid IN (SELECT relid FROM pg_partition_tree({whole}) WHERE isleaf)
+    """
+
+
 @dataclass(frozen=True)
 class ElementType:
     """The type of an array's elements: its name, and `pg_type.typtype`."""

@@ -11,8 +11,9 @@ import json
 import math
 from itertools import pairwise
 
-from sink.databases.postgres_catalog import literal, quoted
+from sink.databases.postgres_catalog import literal, own_rows_query, quoted
 from sink.databases.postgres_connection import PostgresConnection
+from sink.errors import ConfigError
 
 _KEY_TYPES = frozenset(
     ["int2", "int4", "int8", "oid", "numeric", "uuid", "text", "varchar", "bpchar", "date", "timestamp", "timestamptz"]
@@ -47,12 +48,28 @@ WHERE i.indrelid = to_regclass({table}) AND i.indisprimary
 """
 
 
+_NOT_LOGGED = """
+SELECT oid::regclass::text, CASE relkind WHEN 'f' THEN 'a foreign table' WHEN 'r' THEN 'unlogged' ELSE 'a view' END
+FROM pg_class WHERE oid IN ({parts}) AND relkind <> 'p' AND (relkind <> 'r' OR relpersistence <> 'p')
+"""
+
+
+def own_rows(connection: PostgresConnection, table: str) -> str:
+    """What a query reads for the rows whose changes come under the table's name.
+
+    :param table: in quotes.
+    """
+    ((only,),) = connection.rows(own_rows_query(table))
+    return f"{only}{table}"
+
+
 def estimated_rows(connection: PostgresConnection, table: str) -> int:
     """How many rows the planner expects.
 
     :param table: in quotes.
     """
-    ((plan,),) = connection.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {table}", is_copied=False)
+    rows = own_rows(connection, table)
+    ((plan,),) = connection.rows(f"EXPLAIN (FORMAT JSON) SELECT 1 FROM {rows}", is_copied=False)
     return int(json.loads(plan)[0]["Plan"]["Plan Rows"])
 
 
@@ -85,7 +102,7 @@ def _bounds(connection: PostgresConnection, table: str, column: str, count: int,
     fractions = ",".join(f"{n / count}" for n in range(1, count))
     ((found,),) = connection.rows(
         f"SELECT array_to_json((percentile_disc('{{{fractions}}}'::float8[]) WITHIN GROUP (ORDER BY {column}))::text[])"
-        f"::text FROM {table} TABLESAMPLE SYSTEM ({percent}) REPEATABLE (0)"
+        f"::text FROM {own_rows(connection, table)} TABLESAMPLE SYSTEM ({percent}) REPEATABLE (0)"
     )
     return list(dict.fromkeys(json.loads(found))) if found is not None else []
 
@@ -104,9 +121,15 @@ def files(connection: PostgresConnection, table: str) -> str:
     all columns. A column that is new and has no default comes at the end.
 
     :param table: in quotes.
+    :raises ConfigError: it, or a partition, isn't in the log.
     """
     whole = f"to_regclass({literal(table)})"
     parts = f"SELECT relid FROM pg_partition_tree({whole}) UNION SELECT {whole}"
+    for name, kind in connection.rows(_NOT_LOGGED.format(parts=parts)):
+        raise ConfigError(
+            f"source.database: {name} is {kind}: the log has no changes of it, so it can't be loaded. Leave it out of "
+            "the tables; or name a table in verify.table whose changes the topic has."
+        )
     (found,) = connection.rows(
         f"SELECT (SELECT string_agg(pg_relation_filenode(relid)::text, ',' ORDER BY relid) FROM ({parts}) p), "
         f"(SELECT string_agg(DISTINCT relreplident::text, ',') FROM pg_class WHERE oid IN ({parts})), "

@@ -79,7 +79,8 @@ class PostgresTable(CatalogTable):
 
     def read(self, columns: Sequence[str], conditions: Sequence[str], tasks: int) -> tuple[DataFrame, Batches]:
         selected = ", ".join(f"{sql} AS c{n}" for n, sql in enumerate(columns))
-        queries = tuple(f"SELECT {selected} FROM {self._table} WHERE {condition}" for condition in conditions)
+        rows = postgres_ranges.own_rows(self._connection, self._table)
+        queries = tuple(f"SELECT {selected} FROM {rows} WHERE {condition}" for condition in conditions)
         # a frame of conditions would show values of keys in Spark's plans
         numbers = self._spark.range(0, len(queries), 1, tasks)
         return numbers, _Queries(self._section, self._path, queries)

@@ -580,7 +580,7 @@ class TableSink:
     def _write(self, batch: TableBatch) -> Written:
         begun = self._begin(batch)
         self._follow_plan()
-        may_repeat = self._letters.is_ahead(self.position)
+        may_repeat = self._letters.is_ahead(self.position, or_there=batch.load is not None)
         return self._finish(self._writer.write(batch, begun, may_repeat=may_repeat))
 
     def _begin(self, batch: TableBatch) -> Begun:

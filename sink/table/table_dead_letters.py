@@ -63,12 +63,16 @@ class TableDeadLetters:
         if self._dead_letters is not None:
             self._dead_letters.publish(self._target)
 
-    def is_ahead(self, position: Position | None) -> bool:
+    def is_ahead(self, position: Position | None, *, or_there: bool = False) -> bool:
         """Whether there may be bad records beyond the table's position. That happens if the run crashed between both
         commits, or if somebody set the table's position back.
+
+        :param or_there: or at the position, where those of all parts of a load are.
         """
         kept = self._kept()
-        return kept is not None and (position is None or self._source.is_ahead(kept, position))
+        if kept is None or position is None:
+            return kept is not None
+        return self._source.is_ahead(kept, position) or (or_there and not self._source.is_ahead(position, kept))
 
     def _kept(self) -> Position | None:
         """The position up to which bad records are kept."""

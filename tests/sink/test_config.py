@@ -629,7 +629,11 @@ def test_a_table_is_compared_with_the_sources_database(tmp_path: Path) -> None:
     loading = "load: {auto: true}\n"
     assert load_text(tmp_path, text + loading).load.auto
     of_mysql = text.replace("postgresql", "mysql", 1).replace("slot: debezium", "connector_user: debezium")
-    assert load_text(tmp_path, of_mysql + loading).load.auto
+    config = load_text(tmp_path, of_mysql + loading)
+    assert config.load.auto
+    compared = config.verify_of(config.tables[0])
+    assert compared is not None
+    assert compared.database == config.source.database
     assert "load.auto: got true, but tables are loaded only from the database" in refusal(tmp_path, KAFKA + loading)
 
 

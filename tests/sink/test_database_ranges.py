@@ -1,5 +1,6 @@
 """Parts of a Postgres table, and the connection that reads them: without Spark."""
 
+import re
 import sys
 from collections.abc import Iterator
 from contextlib import closing
@@ -12,7 +13,7 @@ import pytest
 from sink.config import DatabaseSection
 from sink.databases.postgres_catalog import quoted_table
 from sink.databases.postgres_connection import PostgresConnection, libpq_url
-from sink.databases.postgres_ranges import estimated_rows, files, ranges
+from sink.databases.postgres_ranges import estimated_rows, files, own_rows, ranges
 from sink.databases.postgres_table import PostgresTable
 from sink.errors import ConfigError, TemporaryError
 from tests.stack.postgres import Postgres, running_postgres
@@ -135,6 +136,34 @@ def test_what_alters_rows_without_a_message_is_told(postgres: Postgres) -> None:
     assert not goes_on("DROP COLUMN b")
     assert not goes_on("REPLICA IDENTITY FULL")
     connection.close()
+
+
+def test_a_tables_own_rows_are_read_and_none_that_no_log_has(postgres: Postgres) -> None:
+    """The log has changes of inheriting tables under their own names."""
+    postgres.execute(
+        "CREATE TABLE parent (id int PRIMARY KEY);\nCREATE TABLE child () INHERITS (parent);\n"
+        "INSERT INTO parent SELECT generate_series(1, 100);\nINSERT INTO child SELECT generate_series(1001, 3000);\n"
+        "ANALYZE;\nCREATE VIEW viewed AS SELECT * FROM parent;\nCREATE UNLOGGED TABLE unlogged (id int PRIMARY KEY);\n"
+        "CREATE FOREIGN DATA WRAPPER nothing;\nCREATE SERVER elsewhere FOREIGN DATA WRAPPER nothing;\n"
+        "CREATE TABLE half (id int) PARTITION BY RANGE (id);\n"
+        "CREATE FOREIGN TABLE far PARTITION OF half FOR VALUES FROM (0) TO (9) SERVER elsewhere"
+    )
+    with closing(PostgresConnection(section(postgres))) as connection:
+        assert connection.rows(f"SELECT count(*) FROM {own_rows(connection, quoted_table('parent'))}") == [(100,)]
+        assert estimated_rows(connection, '"parent"') == 100
+        assert ranges(connection, '"parent"', 100) == ["true"]
+        bounds = [int(text) for part in ranges(connection, '"parent"', 30) for text in re.findall("'([0-9]+)'", part)]
+        assert len(bounds) > 2
+        assert max(bounds) <= 100
+        assert own_rows(connection, '"parted"') == '"parted"'
+        for table, named in (
+            ("viewed", "viewed is a view"),
+            ("unlogged", "unlogged is unlogged"),
+            ("far", "far is a foreign table"),
+            ("half", "far is a foreign table"),
+        ):
+            with pytest.raises(ConfigError, match=f"{named}: the log has no changes of it"):
+                files(connection, quoted_table(table))
 
 
 def test_transactions_that_have_changed_a_table_are_named_until_others_see_it(postgres: Postgres) -> None:

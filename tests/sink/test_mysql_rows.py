@@ -14,6 +14,7 @@ from sink.databases.mysql_table import MySQLTable
 from sink.errors import ConfigError
 from sink.table.load_state import MARGIN
 from tests.sink.test_database_rows import CONNECTORS, Edge, check_each_type
+from tests.stack import mariadb as mariadb_server
 from tests.stack.connect import mysql_connector
 from tests.stack.kafka import Kafka
 from tests.stack.mariadb import MariaDB, running_mariadb
@@ -197,6 +198,20 @@ def test_what_alters_rows_without_a_message_is_told(spark: SparkSession, mariadb
             cursor.execute("BEGIN")
             cursor.execute("SELECT * FROM `alt-ered`")
             assert table.writers() == {}
+
+
+def test_a_table_is_known_where_names_are_stored_in_small_letters(
+    spark: SparkSession, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setitem(mariadb_server._SETTINGS, "lower-case-table-names", "1")
+    with running_mariadb() as server:
+        section = DatabaseSection(url=server.jdbc_url, user=server.user, password=server.password)
+        server.execute("CREATE TABLE `Large-É` (id int PRIMARY KEY)")
+        for name in ("Large-É", "Shop.Large-É"):
+            with closing(MySQLTable(spark, section, name, "source.database")) as table:
+                before = table.files()
+                server.execute("TRUNCATE TABLE `Large-É`")
+                assert not table.files().startswith(before)
 
 
 def test_rights_are_named(spark: SparkSession, mariadb: MariaDB) -> None:
