@@ -283,7 +283,7 @@ class Supervisor:
             self.dead_letters = open_dead_letters(self._spark, self._config)
         self._each(members, self._open, "opened")
         unseen = [member.opened for member in members if member.opened and member.opened.stated.awaits_keys]
-        if self._config.source.has_topics and unseen:
+        if self._config.source.type == "kafka" and unseen:
             Thread(target=self._compare_keys, args=(unseen,), name="rowdelta-keys", daemon=True).start()
         return [member for member in members if member.opened is not None]
 

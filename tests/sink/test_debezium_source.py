@@ -176,12 +176,12 @@ def test_available_now_applies_what_the_database_has_at_its_start(shop: Shop) ->
     assert len(shop.paths()) == 1  # what is applied was removed
 
 
-def test_rows_that_a_new_snapshot_does_not_have_are_removed(shop: Shop) -> None:
+def test_rows_that_a_new_snapshot_does_not_have_are_removed(shop: Shop, caplog: pytest.LogCaptureFixture) -> None:
     """Deletes that the log doesn't bring, and a snapshot of two tables: one of them has its first row, and the other
     its last one.
     """
     things, values = f"{shop.name}.things", shop.values("available-now")
-    values["tables"][0]["resnapshot"] = "reconcile"
+    values["tables"][0] |= {"key": ["id"], "resnapshot": "reconcile"}
     values["tables"][1] |= {"mode": "upsert", "resnapshot": "reconcile"}
     shop.connector["snapshot.mode"] = "always"
     shop.postgres.execute(
@@ -197,6 +197,7 @@ def test_rows_that_a_new_snapshot_does_not_have_are_removed(shop: Shop) -> None:
     )
     Pipeline(shop.spark, Config.model_validate(values)).run()
     assert shop.is_equal()
+    assert "can't look at the messages' keys" not in caplog.text
 
 
 def test_whoever_is_killed_each_event_is_applied_once(shop: Shop, tmp_path: Path) -> None:
