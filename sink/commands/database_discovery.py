@@ -39,15 +39,11 @@ def tables(section: DatabaseSection, prefix: str, pattern: str) -> tuple[list[Fo
     """
     with closing(PostgresConnection(section, OPTION)) as connection:
         existing = [tuple(map(str, row)) for row in connection.rows(_TABLES)]
-        chosen = [row for row in existing if re.fullmatch(pattern, row[0])]
-        if not chosen:
-            there = ", ".join(name for name, *_ in existing[:10]) or "none"
-            raise ConfigError(
-                f"the database has no table that {pattern!r} matches; there are {there}. Correct --tables."
-            )
-        results = [_table(connection, prefix, name, persistence) for name, _, persistence in chosen]
+        names = set(chosen([name for name, *_ in existing], pattern))
+        rows = [row for row in existing if row[0] in names]
+        results = [_table(connection, prefix, name, persistence) for name, _, persistence in rows]
         ((level, version, is_replica, replicates),) = connection.rows(_SERVER)
-    partitioned = {f"{prefix}.{name}" for name, kind, _ in chosen if kind == "p"}
+    partitioned = {f"{prefix}.{name}" for name, kind, _ in rows if kind == "p"}
     return (
         results,
         list(_lacking(level, version, is_replica, replicates)),
@@ -55,9 +51,26 @@ def tables(section: DatabaseSection, prefix: str, pattern: str) -> tuple[list[Fo
     )
 
 
+def chosen(existing: Sequence[str], pattern: str) -> list[str]:
+    """The tables that a pattern matches.
+
+    :raises ConfigError: it matches none.
+    """
+    found = [name for name in existing if re.fullmatch(pattern, name)]
+    if not found:
+        there = ", ".join(existing[:10]) or "none"
+        raise ConfigError(f"the database has no table that {pattern!r} matches; there are {there}. Correct --tables.")
+    return found
+
+
+def named_otherwise(table: str) -> bool:
+    """Whether the topic of a table isn't named as the table."""
+    return table.count(".") > 1 or not re.fullmatch(r"[\w.-]+", table, re.ASCII)
+
+
 def _table(connection: PostgresConnection, prefix: str, name: str, persistence: str) -> Found | LeftOut:
     topic, quoted = f"{prefix}.{name}", quoted_table(name)
-    if name.count(".") > 1 or not re.fullmatch(r"[\w.-]+", name, re.ASCII):
+    if named_otherwise(name):
         return LeftOut(topic, "its topic has another name, which the entry's verify.table must say")
     if persistence != "p":
         return LeftOut(topic, "it is unlogged")

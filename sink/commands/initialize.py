@@ -1,4 +1,4 @@
-"""`rowdelta init`: looks at a source, and writes a first configuration for it. It starts no JVM."""
+"""`rowdelta init`: looks at a source, and writes a first configuration for it. Only for MySQL it starts a JVM."""
 
 import os
 import re
@@ -13,7 +13,7 @@ from changelog.parse.schema_registry import PREFIX as REGISTRY_PREFIX
 from sink import config
 from sink.commands import database_discovery, discovery, proposal
 from sink.commands.discovery import Found, LeftOut
-from sink.config.job_sections import POSTGRES, SECURE, database_said_by
+from sink.config.job_sections import MARIADB, MYSQL, POSTGRES, SECURE, database_said_by
 from sink.config.references import REFERENCE, resolve
 from sink.errors import ConfigError
 from sink.redaction import is_secret, masked, remember
@@ -27,8 +27,15 @@ _PEM = {
 """librdkafka's option with a file -> Java's with the file's content."""
 _REFERENCE = re.compile(r"\$\{(?:file:(?!-)[^}:]+|[A-Za-z_]\w*)\}")
 """One reference without a default value."""
-_PASSWORD = "PGPASSWORD"
-"""The variable that Postgres' own programs read."""
+_DATABASES = {
+    "postgresql": (POSTGRES, "5432", "PGPASSWORD"),
+    "postgres": (POSTGRES, "5432", "PGPASSWORD"),
+    "mysql": (MYSQL, "3306", "MYSQL_PWD"),
+    "mariadb": (MARIADB, "3306", "MYSQL_PWD"),
+}
+"""Scheme of a database's URL -> Debezium's connector, the port, and the variable of the password, which the
+database's own programs read.
+"""
 _USER = tuple(f"{kafka_client.PREFIX}sasl.{name}" for name in ("username", "password"))
 
 
@@ -117,10 +124,11 @@ def from_files(
 def from_database(url: str, output: Path, tables: str = ".*") -> list[Found | LeftOut]:
     """Write a configuration that mirrors a database with Debezium's own engine.
 
-    :param url: `postgresql://user:password@host:port/database`. The password may be a reference `${NAME}`. Without one
-        it is that of the environment's PGPASSWORD, if there is one.
+    :param url: `postgresql://user:password@host:port/database`, or `mysql:` or `mariadb:`. The password may be a
+        reference `${NAME}`. Without one it is that of the environment's PGPASSWORD or MYSQL_PWD, if there is one.
     :param output: the file to write.
-    :param tables: regular expression. Only tables `schema.table` that it matches as a whole are mirrored.
+    :param tables: regular expression. Only tables `schema.table` (in MySQL `database.table`) that it matches as a whole
+        are mirrored.
     :return: what was found, and what was left out.
     :raises ConfigError: the file exists, the URL is wrong, or nothing was found that can be a table.
     :raises TemporaryError: the database doesn't answer.
@@ -130,25 +138,31 @@ def from_database(url: str, output: Path, tables: str = ".*") -> list[Found | Le
         re.compile(tables)
     except re.error as error:
         raise ConfigError(f"--tables: {tables!r} is not a regular expression: {error}.") from None
-    connector = _connector(url)
+    connector, name, variable = _connector(url)
     password = connector.get("database.password")
-    if password is None and _PASSWORD in os.environ:
-        password = connector["database.password"] = f"${{{_PASSWORD}}}"
+    if password is None and variable in os.environ:
+        password = connector["database.password"] = f"${{{variable}}}"
     secrets = {}
     if password is not None:
         clear = _resolved("password", password, output.resolve().parent, database_discovery.OPTION)
         remember({"password": clear})
-        connector["database.password"] = hidden("password", password, _PASSWORD)
-        if connector["database.password"] == f"${{{_PASSWORD}}}":
-            secrets = {_PASSWORD: clear}
+        connector["database.password"] = hidden("password", password, variable)
+        if connector["database.password"] == f"${{{variable}}}":
+            secrets = {variable: clear}
         section = config.DatabaseSection(**database_said_by({**connector, "database.password": clear}))
     else:
         section = config.DatabaseSection(**database_said_by(connector))
-    name = connector["database.dbname"]
-    connector["topic.prefix"] = prefix = re.sub(r"[^A-Za-z0-9_-]", "_", name)
-    connector["slot.name"] = connector["publication.name"] = f"rowdelta_{re.sub(r'[^a-z0-9_]', '_', name.lower())}"[:63]
-    connector["publication.autocreate.mode"] = "filtered"
-    results, lacks, is_partitioned = database_discovery.tables(section, prefix, tables)
+    prefix = re.sub(r"[^A-Za-z0-9_-]", "_", name)
+    is_partitioned = False
+    if connector["connector.class"] == POSTGRES:
+        results, lacks, is_partitioned = database_discovery.tables(section, prefix, tables)
+        own = f"rowdelta_{re.sub(r'[^a-z0-9_]', '_', name.lower())}"[:63]
+        connector |= {"slot.name": own, "publication.name": own, "publication.autocreate.mode": "filtered"}
+    else:
+        from sink.commands import mysql_discovery  # which imports Spark
+
+        results, lacks = mysql_discovery.tables(connector, section, name, prefix, tables)
+    connector["topic.prefix"] = prefix
     found = [each.name.partition(".")[2] for each in results if isinstance(each, Found)]
     connector["table.include.list"] = ",".join(map(re.escape, found))
     if is_partitioned:
@@ -166,27 +180,31 @@ def from_database(url: str, output: Path, tables: str = ".*") -> list[Found | Le
     return results
 
 
-def _connector(url: str) -> dict[str, str]:
-    """A connector's properties that a database's address says."""
-    parameters = [name for name in SECURE if not is_secret(name)]
+def _connector(url: str) -> tuple[dict[str, str], str, str]:
+    """A connector's properties that a database's address says, the database's name, and the password's variable."""
+    scheme = url.partition(":")[0]
+    made, port, variable = _DATABASES.get(scheme, _DATABASES["postgresql"])
+    parameters = [name for name in SECURE if not is_secret(name)] if made == POSTGRES else ["ssl.mode"]
     wrong = ConfigError(
-        f"{database_discovery.OPTION}: got {masked(url)}, expected the scheme postgresql, a user, a host and a "
-        f"database, as rowdelta init --help shows. Parameters may be {', '.join(parameters)}."
+        f"{database_discovery.OPTION}: got {masked(url)}, expected the scheme {', '.join(_DATABASES)}, a user, a host "
+        f"and a database, as rowdelta init --help shows. Parameters may be {', '.join(parameters)}."
     )
     try:
         parts: SplitResult = urlsplit(url)
-        port = parts.port or 5432
+        port = str(parts.port or port)
     except ValueError:
         raise wrong from None
     given = dict(parse_qsl(parts.query))
     name = unquote(parts.path.removeprefix("/"))
-    is_known = parts.scheme in ("postgresql", "postgres") and given.keys() <= set(parameters)
+    is_known = scheme in _DATABASES and given.keys() <= set(parameters)
     if not (is_known and parts.hostname and parts.username and name) or "/" in name:
         raise wrong
-    named = {"hostname": parts.hostname, "port": str(port), "user": unquote(parts.username), "dbname": name, **given}
+    named = {"hostname": parts.hostname, "port": port, "user": unquote(parts.username), **given}
+    named |= {"dbname": name} if made == POSTGRES else {"include.list": re.escape(name)}
     if parts.password:
         named["password"] = unquote(parts.password)
-    return {"connector.class": POSTGRES, **{f"database.{key}": value for key, value in named.items()}}
+    connector = {"connector.class": made, **{f"database.{key}": value for key, value in named.items()}}
+    return connector, name, variable
 
 
 class _Progress:

@@ -24,12 +24,14 @@ _CONNECTOR = """\
 # Debezium's own engine reads the database's log, without Kafka, and keeps what the tables haven't applied in buffer. It
 # creates the slot and the publication; docs/without-kafka.md says which rights it needs. While no run reads the slot,
 # the database keeps its log: drop the slot of a sink that is no longer used."""
+_BINLOG = """\
+# Debezium's own engine reads the database's binlog, without Kafka, and keeps what the tables haven't applied in buffer.
+# docs/without-kafka.md says which rights it needs. The database must keep its binlog for as long as no run reads it."""
 _LOAD = """\
 # Tables that are empty are copied from the database first, in parts, while it goes on (docs/load.md)."""
 _MIRRORED = """\
 # An entry may also stand for many tables, later ones too: {source: 'shop[.]public[.](.*)', target: lake.public.$1}.
-# Then table.include.list above must take them, but no table without a primary key: while the publication has it, the
-# database refuses its UPDATEs and DELETEs."""
+# Then table.include.list above must take them, but no table without a primary key."""
 _CATALOGS = """\
 # A folder, to begin with. Any Iceberg catalog will do, or for Delta tables type: delta. For example:
 # lake: {type: rest, uri: "https://catalog:8181", warehouse: lake, credential: "${CATALOG_CREDENTIAL}"}"""
@@ -140,7 +142,7 @@ def _lines(place: Place, results: Sequence[Found | LeftOut], chosen: Sequence[Fo
     source = {"type": place.type, "format": what.format, "options": options, "format_options": {**own, **registry}}
     if is_mirror:
         source = {"type": place.type, "buffer": f"./state/{sink_id}-buffer", "connector": options}
-        yield _CONNECTOR
+        yield _CONNECTOR if "slot.name" in options else _BINLOG
     yield _yaml({"source": {name: value for name, value in source.items() if value}})
     if is_mirror:
         yield _LOAD

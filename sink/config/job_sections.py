@@ -141,26 +141,40 @@ class DatabaseSection(Section):
 
 POSTGRES = "io.debezium.connector.postgresql.PostgresConnector"
 _OURS = re.compile(
-    r"name|rowdelta\..*|offset\..*|errors\.max\.retries|converter\..*"
+    r"name|rowdelta\..*|offset\..*|errors\.max\.retries|converter\..*|schema\.history\.internal|connect\.keep\.alive.*"
     r"|(key|value|header)\.converter(?!\.schemas\.enable$).*"
 )
 """Fits properties of a connector that the sink sets itself."""
+MYSQL = "io.debezium.connector.mysql.MySqlConnector"
+MARIADB = "io.debezium.connector.mariadb.MariaDbConnector"
+_JDBC_KINDS = {MYSQL: "mysql", MARIADB: "mariadb"}
+"""Connector of a binlog -> the kind of database in a JDBC URL."""
+_SSL_MODES = {"required": "trust", "verify_ca": "verify-ca", "verify_identity": "verify-full"}
+"""Of MySQL's connector -> of MariaDB's driver, which doesn't encrypt if it need not."""
 SECURE = ("sslmode", "sslcert", "sslkey", "sslrootcert", "sslpassword")
 
 
 def database_said_by(connector: Mapping[str, Any]) -> dict[str, str]:
     """`source.database`, as properties of a connector say it. Empty if they don't."""
     given = {name: str(as_text(value)) for name, value in connector.items()}
-    host, name = given.get("database.hostname", ""), given.get("database.dbname")
-    if given.get("connector.class") != POSTGRES or not host or name is None:
+    login = {key: given[f"database.{key}"] for key in ("user", "password") if f"database.{key}" in given}
+    made, host, name = (given.get(key, "") for key in ("connector.class", "database.hostname", "database.dbname"))
+    kind, host = _JDBC_KINDS.get(made), f"[{host}]" if ":" in host else host
+    if host and kind is not None:
+        mode = given.get("database.ssl.mode", "").lower()
+        mode = _SSL_MODES.get(mode, mode if mode in ("trust", "verify-ca", "verify-full") else "")
+        url = f"jdbc:{kind}://{host}:{given.get('database.port', '3306')}/{f'?sslMode={mode}' if mode else ''}"
+        # others may read the binlog too
+        return {"url": url} | ({"connector_user": login["user"]} if "user" in login else {}) | login
+    if made != POSTGRES or not host or not name:
         return {}
-    place = f"{f'[{host}]' if ':' in host else host}:{given.get('database.port', '5432')}/{quote(name, safe='')}"
+    place = f"{host}:{given.get('database.port', '5432')}/{quote(name, safe='')}"
     secure = urlencode({key: given[f"database.{key}"] for key in SECURE if f"database.{key}" in given})
     found = {
         "url": f"jdbc:postgresql://{place}{'?' if secure else ''}{secure}",
         "slot": given.get("slot.name", "debezium"),
     }
-    return found | {key: given[f"database.{key}"] for key in ("user", "password") if f"database.{key}" in given}
+    return found | login
 
 
 class SourceSection(Section):
@@ -225,12 +239,16 @@ class SourceSection(Section):
                 "./state/buffer: Debezium's engine locks it, and renames files in it",
                 "buffer",
             )
-        made = self.connector.get("connector.class")
-        if made != POSTGRES:
-            raise MisplacedError(f"connector.class: got {made}, expected {POSTGRES}, so far the only one", "connector")
+        made = self.connector.get("connector.class", "")
+        if not re.fullmatch(r"io\.debezium\.connector\.\w+\.\w+", made):
+            raise MisplacedError(
+                f"connector.class: got {made or 'nothing'}, expected a connector of Debezium's, such as "
+                f"{', '.join((POSTGRES, *_JDBC_KINDS))}",
+                "connector",
+            )
         if "topic.prefix" not in self.connector:
             raise MisplacedError(
-                "topic.prefix is missing. Topics are named <topic.prefix>.<schema>.<table>", "connector"
+                "topic.prefix is missing. Topics are named <topic.prefix>.<schema or database>.<table>", "connector"
             )
         for name in self.connector:
             if _OURS.fullmatch(name):

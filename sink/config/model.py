@@ -103,11 +103,10 @@ class Config(Section):
     @model_validator(mode="after")
     def _loads_fit(self) -> Self:
         database = self.source.database
-        is_there = database is not None and (self.source.type == "kafka" or database.url.startswith("jdbc:postgresql:"))
-        if self.load.auto and not (is_there and self.source.has_topics):
+        if self.load.auto and not (database is not None and self.source.has_topics):
             raise MisplacedError(
-                "got true, but tables are loaded only from the database in source.database (with source.type: debezium "
-                "a Postgres), before the topics that have its changes. Name it there, or leave load.auto out",
+                "got true, but tables are loaded only from the database in source.database, before the topics that "
+                "have its changes. Name it there, or leave load.auto out",
                 *("load", "auto"),
             )
         mode = self.source.connector.get("snapshot.mode", "no_data")

@@ -5,7 +5,7 @@ import logging
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from sink.console.command import Commands, command
+from sink.console.command import Commands, command, require_java
 from sink.errors import ConfigError
 from sink.printing import printable
 
@@ -18,21 +18,24 @@ log = logging.getLogger("rowdelta")
 def add(commands: Commands) -> None:
     init = command(commands, "init", _init,
                "write a first configuration for a database, a broker's topics or a folder's files",
-               "Looks at a Postgres database's tables, at a Kafka broker's topics, or at a folder of change files, "
-               "whose format it recognises by the messages, and writes a commented configuration. Never overwrites a "
-               "file. Needs no Java.",
+               "Looks at a database's tables, at a Kafka broker's topics, or at a folder of change files, whose format "
+               "it recognises by the messages, and writes a commented configuration. Never overwrites a file. Needs no "
+               "Java, but for MySQL and MariaDB.",
                has_config=False)  # fmt: skip
     where = init.add_mutually_exclusive_group(required=True)
     where.add_argument("--bootstrap-servers", metavar="HOST:PORT", help="a Kafka broker, or several with commas")
     where.add_argument(
         "--database", metavar="URL",
-        help="a Postgres to mirror, postgresql://user@host:5432/database, with the password in PGPASSWORD, or as "
-        "'postgresql://user:${NAME}@…' in single quotes",
+        help="a database to mirror, postgresql://user@host:5432/database, with the password in PGPASSWORD, or "
+        "mysql:// or mariadb:// with MYSQL_PWD, or as 'postgresql://user:${NAME}@…' in single quotes",
     )  # fmt: skip
     where.add_argument("--files", metavar="DIR", help="a folder of change files (Parquet or JSON), or of such folders")
     init.add_argument("--registry", metavar="URL", help="the schema registry, for Avro")
     init.add_argument(
-        "--tables", metavar="REGEX", default=".*", help="only tables schema.table whose whole name this matches"
+        "--tables",
+        metavar="REGEX",
+        default=".*",
+        help="only tables schema.table (in MySQL database.table) whose whole name this matches",
     )
     init.add_argument("--topics", metavar="REGEX", default=".*", help="only topics whose whole name this matches")
     init.add_argument(
@@ -80,6 +83,8 @@ def _init(args: argparse.Namespace) -> int:
 
     chosen, output = _refuse_options(args), Path(args.output)
     if args.database is not None:
+        if not args.database.startswith("postgres"):
+            require_java()
         results = initialize.from_database(args.database, output, args.tables)
     elif args.files is not None:
         results = initialize.from_files(Path(args.files), output, args.key, args.order_by)

@@ -4,7 +4,12 @@ import re
 from collections.abc import Callable
 from contextlib import closing
 
+from pyspark.sql import SparkSession
+
 from sink.config import Config
+from sink.databases.kinds import database_of
+from sink.databases.mysql import MySQL
+from sink.databases.mysql_catalog import list_tables
 from sink.databases.postgres_connection import PostgresConnection
 from sink.errors import ConfigError
 
@@ -17,7 +22,7 @@ _NAMING = ("transforms", "topic.delimiter", "topic.naming.strategy")
 _OTHER_CHARACTERS = re.compile(r"[^a-zA-Z0-9._-]")
 
 
-def captured_topics(config: Config) -> set[str] | None:
+def captured_topics(spark: SparkSession, config: Config) -> set[str] | None:
     """The topics of all tables that the connector takes. None if they are named by other rules than Debezium's own.
 
     :raises ConfigError: the database refuses the user, or a list of the connector is none of regular expressions.
@@ -26,18 +31,22 @@ def captured_topics(config: Config) -> set[str] | None:
     connector, database = config.source.connector, config.source.database
     if database is None or any(name in connector for name in _NAMING):
         return None
-    # without the property, changes of a partitioned table are those of its partitions
-    by_root = connector.get("publish.via.partition.root", "false") == "true"
-    kinds = "('r', 'p') AND NOT c.relispartition" if by_root else "('r')"
-    with closing(PostgresConnection(database)) as connection:
-        tables = [(str(schema), str(table)) for schema, table in connection.rows(_TABLES.format(kinds=kinds))]
-    is_schema, is_table = _filter(connector, "schema"), _filter(connector, "table")
+    if database_of(database.url) is MySQL:
+        tables, is_schema = list_tables(spark, database), _filter(connector, "database")
+    else:
+        # without the property, changes of a partitioned table are those of its partitions
+        by_root = connector.get("publish.via.partition.root", "false") == "true"
+        kinds = "('r', 'p') AND NOT c.relispartition" if by_root else "('r')"
+        with closing(PostgresConnection(database)) as postgres:
+            tables = [(str(schema), str(table)) for schema, table in postgres.rows(_TABLES.format(kinds=kinds))]
+        is_schema = _filter(connector, "schema")
+    is_table = _filter(connector, "table")
     names = [f"{schema}.{table}" for schema, table in tables if is_schema(schema) and is_table(f"{schema}.{table}")]
     return {_OTHER_CHARACTERS.sub("_", f"{connector['topic.prefix']}.{name}") for name in names}
 
 
 def _filter(connector: dict[str, str], what: str) -> Callable[[str], bool]:
-    """Whether `schema.include.list` and `schema.exclude.list`, or those of tables, take a name."""
+    """Whether `schema.include.list` and `schema.exclude.list`, or those of databases or tables, take a name."""
     lists = [connector.get(f"{what}.{kind}.list") for kind in ("include", "exclude")]
     try:
         included, excluded = [

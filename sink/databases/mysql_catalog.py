@@ -1,17 +1,27 @@
 """What the catalog of MySQL or MariaDB says of a table, and how names, values and columns are written in SQL."""
 
 from collections.abc import Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Self
 
+from pyspark.sql import SparkSession
+
+from sink.config import DatabaseSection
 from sink.databases.conversion import Kind, Selected
 from sink.databases.database import INTEGER, Connection
 from sink.errors import RowdeltaError
+from sink.spark.jdbc import MARIADB
 
 _COLUMNS = """
 SELECT column_name, data_type, column_type, numeric_precision, numeric_scale, datetime_precision, is_nullable
 FROM information_schema.columns
 WHERE table_schema = COALESCE(NULLIF(?, ''), DATABASE()) AND table_name = ? ORDER BY ordinal_position
+"""
+_TABLES = """
+SELECT table_schema, table_name FROM information_schema.tables
+WHERE table_type = 'BASE TABLE' AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')
+ORDER BY table_schema, table_name
 """
 _PADDED = frozenset(["char", "enum", "set"])
 """Spark adds blanks to texts of a fixed length, which the drivers say these have."""
@@ -71,6 +81,15 @@ def read_columns(connection: Connection, table: str) -> list[MySQLColumn]:
     """
     schema, _, name = table.rpartition(".")
     return [MySQLColumn.of(row) for row in connection.rows(_COLUMNS, schema, name)]
+
+
+def list_tables(spark: SparkSession, section: DatabaseSection, path: str = "source.database") -> list[tuple[str, str]]:
+    """Database and name of all tables that the user may see, but the server's own.
+
+    :param path: the section's place in the configuration, for messages.
+    """
+    with closing(Connection(spark, *MARIADB, section, path)) as connection:
+        return [(str(schema), str(name)) for schema, name in connection.rows(_TABLES)]
 
 
 def binlog_place(connection: Connection) -> tuple[str, int] | None:

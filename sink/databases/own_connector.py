@@ -4,8 +4,12 @@ import logging
 from collections.abc import Callable
 from contextlib import closing
 
+from pyspark.sql import SparkSession
+
 from sink.config import Config, DatabaseSection, TableSection
 from sink.databases.captured import captured_topics
+from sink.databases.kinds import database_of
+from sink.databases.mysql import MySQL
 from sink.databases.postgres_catalog import published_query, quoted_table
 from sink.databases.postgres_connection import PostgresConnection
 from sink.errors import ConfigError, TemporaryError
@@ -29,6 +33,7 @@ class OwnConnector:
 
     def __init__(
         self,
+        spark: SparkSession,
         engine: Engine,
         config: Config,
         database: DatabaseSection,
@@ -36,6 +41,7 @@ class OwnConnector:
         table: str,
         stopping: Callable[[], bool],
     ) -> None:
+        self._spark = spark
         self._engine = engine
         self._config = config
         self._database = database
@@ -50,13 +56,15 @@ class OwnConnector:
         :raises ConfigError: the connector doesn't take the table.
         :raises TemporaryError: it was stopped before that.
         """
-        topics = captured_topics(self._config)
+        topics = captured_topics(self._spark, self._config)
         if topics is not None and not topics >= set(self._section.topics):
             raise ConfigError(
                 f"{self._section.target}: the connector has no table whose topic is {self._section.source}, so that "
-                f"changes of {self._table} would be lost. Topics are <topic.prefix>.<schema>.<table>, of tables that "
-                "source.connector.table.include.list takes."
+                f"changes of {self._table} would be lost. Topics are <topic.prefix>.<schema or database>.<table>, of "
+                "tables that source.connector.table.include.list takes."
             )
+        if database_of(self._database.url) is MySQL:
+            return  # its log has all tables, and each transaction as a whole when it is committed
         with closing(PostgresConnection(self._database)) as connection:
             ((is_replica, version),) = connection.rows(_SERVER)
             if is_replica or version < _MARKS_SINCE:

@@ -76,7 +76,9 @@ class Loads:
     @contextmanager
     def _connector(self, section: TableSection, name: str) -> Iterator[Connector]:
         if self._engine is not None:
-            yield OwnConnector(self._engine, self._config, self._database, section, name, self._stopping)
+            yield OwnConnector(
+                *(self._spark, self._engine, self._config, self._database, section, name), self._stopping
+            )
             return
         database = database_of(self._database.url)
         with closing(database(self._spark, self._database, name, PATH)) as connection:

@@ -1,4 +1,6 @@
 import com.fasterxml.jackson.databind.ObjectMapper;
+import io.debezium.config.Configuration;
+import io.debezium.document.Document;
 import io.debezium.embedded.EmbeddedEngineChangeEvent;
 import io.debezium.engine.ChangeEvent;
 import io.debezium.engine.DebeziumEngine;
@@ -6,12 +8,18 @@ import io.debezium.engine.Header;
 import io.debezium.engine.format.Json;
 import io.debezium.engine.format.KeyValueHeaderChangeEventFormat;
 import io.debezium.engine.spi.OffsetCommitPolicy;
+import io.debezium.jdbc.JdbcConfiguration;
+import io.debezium.jdbc.JdbcConnection;
+import io.debezium.relational.history.AbstractFileBasedSchemaHistory;
+import io.debezium.relational.history.HistoryRecord;
 import java.io.BufferedReader;
 import java.io.File;
+import java.io.FileInputStream;
 import java.io.FileOutputStream;
 import java.io.IOException;
 import java.io.InputStreamReader;
 import java.io.RandomAccessFile;
+import java.lang.management.ManagementFactory;
 import java.nio.ByteBuffer;
 import java.nio.channels.FileChannel;
 import java.nio.charset.StandardCharsets;
@@ -21,6 +29,8 @@ import java.nio.file.StandardCopyOption;
 import java.nio.file.StandardOpenOption;
 import java.sql.Connection;
 import java.sql.DriverManager;
+import java.sql.ResultSet;
+import java.sql.SQLException;
 import java.util.ArrayList;
 import java.util.HashMap;
 import java.util.HashSet;
@@ -30,6 +40,10 @@ import java.util.Map;
 import java.util.Properties;
 import java.util.Set;
 import java.util.TreeMap;
+import java.util.function.Consumer;
+import javax.management.MBeanServer;
+import javax.management.ObjectName;
+import org.apache.kafka.connect.data.Struct;
 import org.apache.kafka.connect.source.SourceRecord;
 import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
 
@@ -39,30 +53,35 @@ import org.apache.kafka.connect.storage.MemoryOffsetBackingStore;
  * Janino compiles this file when it starts, since Java's own compiler isn't everywhere. It knows no lambdas, and no
  * type arguments, so there are casts.
  *
- * Its first line of input is a JSON object with the engine's properties. Each further line is a mark, which it puts into
- * the database's log. When the input ends, so does this process. It prints lines: "polling" when it reads the database's
- * log, "caught " with a mark when the buffer has all that was in the log before, "waiting" while another process has the
- * buffer, and "failed " with a JSON string at its end.
+ * Its first line of input is a JSON object with the engine's properties. Each further line is a mark. When the input ends,
+ * so does this process. It prints lines: "polling" when it reads the database's log, "caught " with a mark when the buffer
+ * has all that was in the log when the mark came, "waiting" while another process has the buffer, and "failed " with a
+ * JSON string at its end.
  */
 public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.CompletionCallback,
         DebeziumEngine.ConnectorCallback {
     static final ObjectMapper JSON = new ObjectMapper();
     static final String MARKS = "rowdelta-mark-";
-    /** Those that haven't come out of the log yet. */
+    /** Those up to which the buffer hasn't come yet. */
     static final Set marks = java.util.concurrent.ConcurrentHashMap.newKeySet();
     static Path folder;
     static String id = java.util.UUID.randomUUID().toString();
     static Map ends = new TreeMap();
     static Properties properties;
+    static Log log;
     static volatile boolean isPolling;
-    /** The offset of the last records. It is stored when another one comes: only then the buffer has all of its events. */
+    static boolean isPollingTold;
+    /** What the last records have in common: the connector goes on before or after all of them. */
     static Map group;
     static ChangeEvent last;
-    /** So many events of it are in the buffer. */
-    static long begun;
-    /** The same, from the state: of this offset so many events come again. */
+    /** Topic -> so many events of the group are in the buffer. */
+    static Map begun = new TreeMap();
+    /** The same, from the state: of this group so many events come again. */
     static String repeated;
-    static long repeats;
+    static Map repeats = new TreeMap();
+    /** When the connector made the last heartbeat whose batch is in the buffer, and when the last batch was there. */
+    static volatile long beat;
+    static volatile long handled;
 
     public static void main(String[] arguments) throws Exception {
         BufferedReader input = new BufferedReader(new InputStreamReader(System.in, StandardCharsets.UTF_8));
@@ -76,10 +95,14 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             tell("waiting");
             lock.lock();
         }
+        String connector = properties.getProperty("connector.class");
+        log = connector.contains(".postgresql.") ? new Postgres()
+            : connector.matches(".*[.](mysql|mariadb)[.].*") ? new MySql() : new Log();
         Store.read();
         removeUnfinished();
+        History.removeUnfinished();
         Store.write();
-        Postgres.checkSlot();
+        log.check();
         Engine engine = new Engine();
         DebeziumEngine made = DebeziumEngine
             .create(KeyValueHeaderChangeEventFormat.of(Json.class, Json.class, Json.class))
@@ -117,9 +140,9 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
     /**
      * Make a batch durable: a segment for each of its topics, and then, in one file, their ends and the offset.
      *
-     * Several events may have one offset: the delete and the insert of a key that changes, and rows of COPY. A connector
-     * goes on after all of them, so a batch that ends between them must not store it. The state has the one before, and
-     * how many events the buffer has beyond: they come again, and are left out.
+     * Several events may be one for the connector, which goes on before or after all of them: in Postgres those of one
+     * offset, such as rows of COPY; in MySQL those of a transaction. So a batch that ends between them stores where they
+     * begin, and how many of them the buffer has: they come again, and are left out.
      */
     public void handleBatch(List records, DebeziumEngine.RecordCommitter committer) throws InterruptedException {
         Map texts = new HashMap();
@@ -127,19 +150,21 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         String now = Long.toString(System.currentTimeMillis());
         Set came = new HashSet();
         ChangeEvent whole = null;
+        long beaten = beat;
         for (Iterator i = records.iterator(); i.hasNext();) {
             ChangeEvent event = (ChangeEvent) i.next();
-            Map offset = record(event).sourceOffset();
-            if (!offset.equals(group)) {
+            Map its = log.group(record(event).sourceOffset());
+            if (!its.equals(group)) {
                 whole = last;
-                group = offset;
-                begun = 0L;
+                group = its;
+                begun = new TreeMap();
             }
             last = event;
             String topic = event.destination();
             String key = (String) event.key();
             String value = (String) event.value();
             if (topic.startsWith(properties.getProperty("topic.heartbeat.prefix", "__debezium-heartbeat"))) {
+                beaten = ((Struct) record(event).value()).getInt64("ts_ms").longValue();
                 continue;
             }
             if (key != null && topic.equals(properties.getProperty("topic.prefix") + ".message") && key.contains(MARKS)) {
@@ -151,12 +176,13 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
                 }
                 continue;
             }
-            begun++;
-            if (repeats > 0L) {
-                repeats = Store.value(group).equals(repeated) ? repeats - 1L : -1L;
-                if (repeats >= 0L) {
-                    continue;
-                }
+            if (begun.isEmpty() && !repeats.isEmpty() && !Store.value(group).equals(repeated)) {
+                repeats = new TreeMap();
+            }
+            begun.put(topic, Long.valueOf(count(begun, topic) + 1L));
+            if (count(repeats, topic) > 0L) {
+                repeats.put(topic, Long.valueOf(count(repeats, topic) - 1L));
+                continue;
             }
             StringBuilder text = (StringBuilder) texts.get(topic);
             if (text == null) {
@@ -166,8 +192,7 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
                 text = new StringBuilder();
                 texts.put(topic, text);
             }
-            Long end = (Long) next.get(topic);
-            long at = end == null ? 0L : end.longValue();
+            long at = count(next, topic);
             next.put(topic, Long.valueOf(at + 1));
             // JSON has no tabs or ends of lines in it
             text.append(at).append('\t').append(now).append('\t').append(key == null ? "" : key).append('\t');
@@ -175,9 +200,9 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             text.append('\t').append(value == null ? "" : value).append('\n');
         }
         if (group.containsKey("snapshot")) {
-            begun = 0L; // if it isn't whole, it begins anew
+            begun = new TreeMap(); // if it isn't whole, it begins anew
         }
-        if (begun == 0L) {
+        if (begun.isEmpty()) {
             whole = last;
         }
         try {
@@ -185,19 +210,23 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
                 Map.Entry entry = (Map.Entry) i.next();
                 Path topic = folder.resolve("topics").resolve((String) entry.getKey());
                 Files.createDirectories(topic, new java.nio.file.attribute.FileAttribute[0]);
-                Long first = (Long) ends.get(entry.getKey());
-                long begin = first == null ? 0L : first.longValue();
-                long count = ((Long) next.get(entry.getKey())).longValue() - begin;
-                String name = String.format("%020d-%d-" + now + ".tsv", new Object[] {Long.valueOf(begin), Long.valueOf(count)});
+                long begin = count(ends, entry.getKey());
+                Long events = Long.valueOf(count(next, entry.getKey()) - begin);
+                String name = String.format("%020d-%d-" + now + ".tsv", new Object[] {Long.valueOf(begin), events});
                 write(topic, name, entry.getValue().toString());
                 flush(topic);
             }
             flush(Files.createDirectories(folder.resolve("topics"), new java.nio.file.attribute.FileAttribute[0]));
             ends = next;
-            if (whole != null) {
-                Store.offsets.put(Store.key(record(whole).sourcePartition()), Store.value(record(whole).sourceOffset()));
+            Map reached = log.reached(whole, last);
+            String partition = Store.key(record(last).sourcePartition());
+            boolean isFurther = reached != null && !Store.value(reached).equals(Store.offsets.get(partition));
+            if (isFurther) {
+                Store.offsets.put(partition, Store.value(reached));
             }
-            Store.write();
+            if (isFurther || !texts.isEmpty()) {
+                Store.write();
+            }
         } catch (IOException error) {
             throw new IllegalStateException("the buffer " + folder + " can't be written: " + error, error);
         }
@@ -207,10 +236,38 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             committer.markBatchFinished();
         }
         for (Iterator m = came.iterator(); m.hasNext();) {
-            String mark = (String) m.next();
-            if (marks.remove(mark)) {
-                tell("caught " + mark);
-            }
+            caught((String) m.next());
+        }
+        beat = beaten;
+        handled = System.currentTimeMillis();
+        tellPolling();
+    }
+
+    static long count(Map counts, Object topic) {
+        Long found = (Long) counts.get(topic);
+        return found == null ? 0L : found.longValue();
+    }
+
+    /** Counts, as the state has them. */
+    static Map counts(Object read) {
+        Map found = new TreeMap();
+        for (Iterator i = ((Map) read).entrySet().iterator(); i.hasNext();) {
+            Map.Entry entry = (Map.Entry) i.next();
+            found.put(entry.getKey(), Long.valueOf(((Number) entry.getValue()).longValue()));
+        }
+        return found;
+    }
+
+    static void caught(String mark) {
+        if (marks.remove(mark)) {
+            tell("caught " + mark);
+        }
+    }
+
+    static synchronized void tellPolling() {
+        if (!isPollingTold) {
+            isPollingTold = true;
+            tell("polling");
         }
     }
 
@@ -266,7 +323,9 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
 
     public void pollingStarted() {
         isPolling = true;
-        tell("polling");
+        if (!(log instanceof MySql)) { // whose server tells only afterwards that it lacks what is asked for
+            tellPolling();
+        }
     }
 
     public void pollingStopped() {}
@@ -300,13 +359,11 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             if (file.exists()) {
                 Map state = (Map) JSON.readValue(file, Map.class);
                 id = (String) state.get("id");
-                for (Iterator i = ((Map) state.get("ends")).entrySet().iterator(); i.hasNext();) {
-                    Map.Entry entry = (Map.Entry) i.next();
-                    ends.put(entry.getKey(), Long.valueOf(((Number) entry.getValue()).longValue()));
-                }
+                ends = counts(state.get("ends"));
                 offsets.putAll((Map) state.get("offsets"));
                 repeated = (String) state.get("begun");
-                repeats = ((Number) state.get("events")).longValue();
+                repeats = counts(state.get("events"));
+                History.length = ((Number) state.get("history")).longValue();
             }
         }
 
@@ -339,14 +396,88 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             state.put("id", id);
             state.put("ends", ends);
             state.put("offsets", offsets);
-            state.put("begun", repeats > 0L || group == null ? repeated : value(group));
-            state.put("events", Long.valueOf(begun + Math.max(0L, repeats)));
+            Map events = new TreeMap(begun);
+            boolean areAllThere = group != null;
+            for (Iterator i = repeats.keySet().iterator(); i.hasNext();) {
+                Object topic = i.next();
+                events.put(topic, Long.valueOf(count(begun, topic) + count(repeats, topic)));
+                areAllThere = areAllThere && count(repeats, topic) == 0L;
+            }
+            state.put("begun", areAllThere ? value(group) : repeated);
+            state.put("events", events);
+            state.put("history", Long.valueOf(History.length));
             Engine.write(folder, "state.json", JSON.writeValueAsString(state));
             flush(folder);
         }
 
         public Set connectorPartitions(String connector) {
             return new HashSet();
+        }
+    }
+
+    /** The schemas of tables over time, without which a binlog can't be read. They are in the buffer, a line for each. */
+    public static class History extends AbstractFileBasedSchemaHistory {
+        /** So long the file is. */
+        static volatile long length;
+
+        static File file() {
+            return folder.resolve("history.jsonl").toFile();
+        }
+
+        /** Remove what came after the stored offset, which comes again. */
+        static void removeUnfinished() throws IOException {
+            if (file().length() < length) {
+                fail("the buffer has lost " + file() + ", or a part of it, without which the database's log can't be read. "
+                    + "Take a new snapshot: docs/without-kafka.md says how");
+            }
+            if (file().length() > length) {
+                RandomAccessFile opened = new RandomAccessFile(file(), "rw");
+                opened.setLength(length);
+                opened.close();
+            }
+        }
+
+        public boolean storageExists() {
+            return file().exists();
+        }
+
+        protected void doStart() {
+            try {
+                if (file().exists()) {
+                    toHistoryRecord(new FileInputStream(file()));
+                }
+            } catch (IOException error) {
+                throw new IllegalStateException(error);
+            }
+        }
+
+        protected void doStoreRecord(HistoryRecord record) {
+            try {
+                FileOutputStream out = new FileOutputStream(file(), true);
+                try {
+                    out.write((documentWriter.write(record.document()) + "\n").getBytes(StandardCharsets.UTF_8));
+                    out.getFD().sync();
+                } finally {
+                    out.close();
+                }
+                records.add(record);
+                length = file().length();
+            } catch (IOException error) {
+                throw new IllegalStateException("the buffer " + folder + " can't be written: " + error, error);
+            }
+        }
+
+        /** Without statements that come again: one that renames a column can't be applied twice. */
+        protected void recoverRecords(Consumer consumer) {
+            String offsets = Store.offsets.values().toString();
+            for (Iterator i = getRecords().iterator(); i.hasNext();) {
+                HistoryRecord record = (HistoryRecord) i.next();
+                Document position = record.document().getDocument("position");
+                String gtids = position.getString("gtids");
+                if (gtids == null || position.has("snapshot") || !offsets.contains("\"gtids\":\"" + gtids + "\"")) {
+                    consumer.accept(record);
+                }
+            }
         }
     }
 
@@ -372,7 +503,6 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         }
     }
 
-    /** Puts a mark into the database's log until it comes back: what was there before is in the buffer. */
     static class Marker extends Thread {
         final String mark;
 
@@ -382,22 +512,47 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
 
         public void run() {
             try {
-                while (marks.contains(this.mark)) {
-                    if (isPolling) {
-                        Postgres.put(MARKS + this.mark);
-                    }
-                    Thread.sleep(500L);
+                while (!isPolling) {
+                    Thread.sleep(100L);
                 }
-            } catch (java.sql.SQLException error) {
-                fail("no mark can be put into the database's log: " + error.getMessage());
+                log.reach(this.mark);
             } catch (InterruptedException error) {
                 return;
+            } catch (Exception error) {
+                fail("what the database's log has at the moment can't be waited for: " + error.getMessage());
             }
         }
     }
 
-    static class Postgres {
-        static Connection connect() throws java.sql.SQLException {
+    /** What is to be known of a database, beside what its connector does. Of this kind nothing is. */
+    static class Log {
+        /** Check that the log has what comes after the offset. */
+        void check() throws Exception {}
+
+        /** The part of an offset that events have in common if the connector goes on before or after all of them. */
+        Map group(Map offset) {
+            return offset;
+        }
+
+        /**
+         * The offset to go on from. Null: that which is stored.
+         *
+         * @param whole the last event of a group that is in the buffer as a whole. Null if there is no other one
+         * @param last the last event that is in the buffer
+         */
+        Map reached(ChangeEvent whole, ChangeEvent last) {
+            return whole == null ? null : record(whole).sourceOffset();
+        }
+
+        /** Have the mark caught when the buffer has all that is in the log now. */
+        void reach(String mark) throws Exception {
+            throw new IllegalStateException("nobody knows how for " + properties.getProperty("connector.class")
+                + ", so trigger: available-now and loads are for Postgres, MySQL and MariaDB");
+        }
+    }
+
+    static class Postgres extends Log {
+        static Connection connect() throws SQLException {
             String url = "jdbc:postgresql://" + properties.getProperty("database.hostname") + ":"
                 + properties.getProperty("database.port", "5432") + "/" + properties.getProperty("database.dbname");
             Properties login = new Properties();
@@ -412,12 +567,20 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             return DriverManager.getConnection(url, login);
         }
 
+        /** Put the mark into the log until it comes out. */
+        void reach(String mark) throws Exception {
+            while (marks.contains(mark)) {
+                put(MARKS + mark);
+                Thread.sleep(500L);
+            }
+        }
+
         /** In a transaction: Debezium finds where to go on only when one ends. */
-        static void put(String mark) throws java.sql.SQLException {
+        static void put(String mark) throws SQLException {
             Connection connection = connect();
             try {
                 if (connection.getMetaData().getDatabaseMajorVersion() < 14) {
-                    throw new java.sql.SQLException("it needs Postgres 14 or newer");
+                    throw new SQLException("it needs Postgres 14 or newer");
                 }
                 connection.createStatement().execute("SELECT pg_logical_emit_message(true, '" + mark + "', '')");
             } finally {
@@ -426,7 +589,7 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         }
 
         /** The database keeps its log from what the buffer has said that it has. Then an older copy lacks some of it. */
-        static void checkSlot() throws Exception {
+        void check() throws Exception {
             long reached = 0L;
             for (Iterator i = Store.offsets.values().iterator(); i.hasNext();) {
                 Map offset = (Map) JSON.readValue((String) i.next(), Map.class);
@@ -453,6 +616,105 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             } finally {
                 connection.close();
             }
+        }
+    }
+
+    /**
+     * MySQL and MariaDB. An offset is a transaction, and how many of its events to skip. These aren't counted by the
+     * connector: it counts the server's heartbeats too, as long as it doesn't see that a transaction has ended.
+     */
+    static class MySql extends Log {
+        static final long SILENCE = 300000L;
+
+        Map group(Map offset) {
+            Map transaction = begin(offset);
+            transaction.remove("ts_sec");
+            return transaction;
+        }
+
+        Map reached(ChangeEvent whole, ChangeEvent last) {
+            return begin(record(last).sourceOffset());
+        }
+
+        static Map begin(Map offset) {
+            TreeMap kept = new TreeMap(offset);
+            kept.remove("event");
+            kept.remove("row");
+            kept.subMap("transaction_", "transaction_~").clear();
+            return kept;
+        }
+
+        /** Watch that the server sends its heartbeats. The connector's own watch would begin a transaction again. */
+        void check() {
+            Thread watch = new Thread() {
+                public void run() {
+                    try {
+                        while (handled == 0L || System.currentTimeMillis() - handled < SILENCE) {
+                            Thread.sleep(1000L);
+                        }
+                        fail("the database has sent nothing for " + SILENCE / 1000L + " s: timed out");
+                    } catch (InterruptedException error) {
+                        return;
+                    }
+                }
+            };
+            watch.setDaemon(true);
+            watch.start();
+        }
+
+        /** What is put into the queue when the connector has read so far comes after all of it. */
+        void reach(String mark) throws Exception {
+            long[] end = end();
+            while (!hasRead(end)) {
+                Thread.sleep(100L);
+            }
+            long read = System.currentTimeMillis();
+            while (beat <= read) {
+                Thread.sleep(100L);
+            }
+            caught(mark);
+        }
+
+        /** The number of the file of the binlog, and the place in it, that come next. */
+        static long[] end() throws Exception {
+            String kind = properties.getProperty("connector.class").replaceFirst("[^.]*$", "jdbc.")
+                + (properties.getProperty("connector.class").contains(".mysql.") ? "MySql" : "MariaDb");
+            Object made = Class.forName(kind + "ConnectionConfiguration")
+                .getConstructor(new Class[] {Configuration.class})
+                .newInstance(new Object[] {Configuration.from(properties)});
+            JdbcConnection.ConnectionFactory factory = (JdbcConnection.ConnectionFactory)
+                made.getClass().getMethod("factory", new Class[0]).invoke(made, new Object[0]);
+            Connection connection = factory.connect(
+                (JdbcConfiguration) made.getClass().getMethod("config", new Class[0]).invoke(made, new Object[0]));
+            try {
+                ResultSet found;
+                try {
+                    found = connection.createStatement().executeQuery("SHOW BINARY LOG STATUS");
+                } catch (SQLException older) {
+                    found = connection.createStatement().executeQuery("SHOW MASTER STATUS");
+                }
+                found.next();
+                return new long[] {number(found.getString(1)), found.getLong(2)};
+            } finally {
+                connection.close();
+            }
+        }
+
+        static boolean hasRead(long[] end) throws Exception {
+            MBeanServer beans = ManagementFactory.getPlatformMBeanServer();
+            ObjectName all = new ObjectName("debezium.*:type=connector-metrics,context=streaming,*");
+            for (Iterator i = beans.queryNames(all, null).iterator(); i.hasNext();) {
+                ObjectName metrics = (ObjectName) i.next();
+                long file = number((String) beans.getAttribute(metrics, "BinlogFilename"));
+                long place = ((Long) beans.getAttribute(metrics, "BinlogPosition")).longValue();
+                return file > end[0] || file == end[0] && place >= end[1];
+            }
+            return false;
+        }
+
+        /** Of binlog.000012. */
+        static long number(String file) {
+            return file == null || file.isEmpty() ? 0L : Long.parseLong(file.substring(file.lastIndexOf('.') + 1));
         }
     }
 }

@@ -72,7 +72,7 @@ class BufferSource(KafkaSource):
         if not self._config.load.auto:
             return found
         try:
-            return sorted({*found, *(captured_topics(self._config) or ())})
+            return sorted({*found, *(captured_topics(self._spark, self._config) or ())})
         except TemporaryError as error:
             log.warning("can't look which tables the database has: %s", error)
             return found

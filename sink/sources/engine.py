@@ -9,14 +9,15 @@ The buffer has
 - `topics/<topic>/<first offset>-<events>-<milliseconds>.tsv`: a segment, with a line for each event: its offset, the
   time, the key, the headers and the value. The last three are JSON, or empty.
 - `error.txt`: why the engine has ended, until it works again
-- `state.json`: `{"id": …, "ends": {topic: next offset}, "offsets": …, "begun": …, "events": …}`. What it says is in the
-  buffer; the offsets are the engine's own. Of the offset `begun`, which comes next, the buffer has so many events
-  already.
+- `history.jsonl`: what connectors but Postgres' need to know of schemas over time
+- `state.json`: `{"id": …, "ends": {topic: next offset}, "offsets": …, "begun": …, "events": {topic: number}, "history":
+  bytes}`. What it says is in the buffer; the offsets are the engine's own. Of what has the offset `begun`, which comes
+  next, the buffer has so many events already.
 
 A batch of the engine is a segment for each of its topics. They are made durable first, and then, by one rename, the
 state with their ends and the engine's offset. So the offset is never ahead of the events, nor behind: segments beyond
-the ends are removed when the engine starts, and nobody has read them. Each event is in the buffer once. Only then the
-database hears of the offset.
+the ends are removed when the engine starts, and nobody has read them, and so is what the history has more. Each event
+is in the buffer once. Only then Postgres hears of the offset.
 
 The engine rolls segments by size and time as it makes batches, by `max.batch.size` and `poll.interval.ms`. It gets its
 properties, with the passwords, by a pipe: they are in no file and no command line. When the pipe is closed, it ends,
@@ -29,9 +30,11 @@ import json
 import logging
 import os
 import re
+import socket
 import subprocess
 import threading
 import time
+import zlib
 from collections import deque
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
@@ -41,6 +44,7 @@ from uuid import uuid4
 from pyspark.sql import SparkSession
 
 from sink.config import Config
+from sink.config.job_sections import POSTGRES
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.redaction import masked
 from sink.spark import cache, jars
@@ -50,13 +54,9 @@ from sink.spark.java_errors import JAVA_ERRORS, java_message
 log = logging.getLogger("rowdelta")
 
 _VERSION = "3.6.1.Final"
-_PACKAGES = (
-    f"io.debezium:debezium-embedded:{_VERSION}",
-    f"io.debezium:debezium-connector-postgres:{_VERSION}",
-    "org.slf4j:slf4j-simple:1.7.36",  # or the connector's errors would be nowhere
-)
+_VERSIONS = {"mysql": "3.5.0.Final", "mariadb": "3.5.0.Final"}
+"""Connector -> another version of Debezium, with which it was tried."""
 _DEFAULTS = {
-    "plugin.name": "pgoutput",
     # with its schema a message tells the exact types of its columns
     "key.converter.schemas.enable": "false",
     "value.converter.schemas.enable": "true",
@@ -66,10 +66,20 @@ _DEFAULTS = {
     # a batch of wide rows has to fit into memory several times
     "max.queue.size.in.bytes": "67108864",
     "include.schema.changes": "false",
+}
+"""Unless the configuration has others."""
+_DEFAULTS_OF_POSTGRES = {
+    "plugin.name": "pgoutput",
     # so that the database can remove its log also if only other tables change
     "heartbeat.interval.ms": "10000",
 }
-"""Unless the configuration has others."""
+_DEFAULTS_OF_OTHERS = {"heartbeat.interval.ms": "1000"}  # by which it is known how far the connector is
+_OWN_OF_OTHERS = {
+    "schema.history.internal": "Engine$History",
+    # MySQL's would begin a transaction again in the same process. The server sends its heartbeats in this interval
+    "connect.keep.alive": "false",
+    "connect.keep.alive.interval.ms": "1000",
+}
 LAST_ERROR = "error.txt"
 """The file of the buffer that says why the engine has ended, until it works again."""
 _SHOWN_LINES = 5
@@ -80,10 +90,12 @@ _ATTEMPTS = 3
 _LOOK_SECONDS = 0.2
 _PASSING = re.compile(
     "refused|timed? ?out|terminat|reset|closed|shutting down|starting up|recovery|unreachable|unknown ?host|no route"
-    "|is active for|too many|i/o error|can't be written|no space|out ?of ?memory",
+    "|is active for|too many|i/o error|can't be written|no space|out ?of ?memory|link failure",
     re.IGNORECASE,
 )
 """Fits errors after which another attempt may work."""
+_LOST = re.compile("purged|no longer available on the server|could not find first log", re.IGNORECASE)
+"""Fits errors of a binlog that lacks what comes next."""
 
 
 class Engine:
@@ -233,7 +245,10 @@ class Engine:
             self.failures, self.reason = self.failures + 1, text
             (self._buffer / LAST_ERROR).write_text(text, encoding="utf-8")
         is_killed = process.returncode < 0
-        if self._polled or is_killed or _PASSING.search(text):
+        if _LOST.search(text):
+            return ConfigError(f"{text} Changes are lost. Take a new snapshot: docs/without-kafka.md says how.")
+        # a JDBC URL has names of timeouts
+        if self._polled or is_killed or _PASSING.search(re.sub(r"jdbc:\S+", "", text)):
             return TemporaryError(text)
         return ConfigError(f"{text} Correct source.connector, or the database.")
 
@@ -268,12 +283,16 @@ class Engine:
         }
         if self._config.load.auto:
             own["snapshot.mode"] = "no_data"
-        return _DEFAULTS | self._config.source.connector | own
+        is_postgres = self._config.source.connector["connector.class"] == POSTGRES
+        # of all that read a binlog; the server lets go of a process that was killed when the next one comes with its id
+        server_id = {"database.server.id": str(1 + zlib.crc32(f"{socket.gethostname()}:{self._buffer}".encode()))}
+        defaults = _DEFAULTS | (_DEFAULTS_OF_POSTGRES if is_postgres else _DEFAULTS_OF_OTHERS | server_id)
+        return defaults | self._config.source.connector | ({} if is_postgres else _OWN_OF_OTHERS) | own
 
     def _command(self) -> list[str]:
         home = spark_versions.home() / "jars"
         compiler = [*home.glob("janino-*.jar"), *home.glob("commons-compiler-*.jar")]
-        classpath = [*compiler, *_jars(self._spark)]
+        classpath = [*compiler, *_jars(self._spark, _packages(self._config.source.connector["connector.class"]))]
         java = str(Path(os.environ["JAVA_HOME"], "bin", "java")) if "JAVA_HOME" in os.environ else "java"
         return [
             *(java, "-Xmx1g", "-XX:+UseSerialGC", "-XX:+ExitOnOutOfMemoryError"),
@@ -307,24 +326,38 @@ def _keep_errors(lines: Iterator[str], kept: deque[str]) -> None:
             kept.append(found[1].strip())
 
 
-def _jars(spark: SparkSession) -> list[str]:
+def _packages(connector: str) -> tuple[str, ...]:
+    """Maven coordinates of what the engine needs.
+
+    :param connector: the connector's class, such as `io.debezium.connector.mysql.MySqlConnector`.
+    """
+    kind = connector.split(".")[3].replace("postgresql", "postgres")
+    version = _VERSIONS.get(kind, _VERSION)
+    return (
+        f"io.debezium:debezium-embedded:{version}",
+        f"io.debezium:debezium-connector-{kind}:{version}",
+        "org.slf4j:slf4j-simple:1.7.36",  # or the connector's errors would be nowhere
+    )
+
+
+def _jars(spark: SparkSession, packages: Sequence[str]) -> list[str]:
     """The engine's jars. Spark's Ivy finds them as it does all others, with the same settings, and they are remembered.
 
     :raises TemporaryError: they can't be downloaded.
     """
     folder = cache.folder("jars")
-    name = hashlib.sha256(json.dumps([*_PACKAGES, str(Path.home())]).encode()).hexdigest()[:32]
+    name = hashlib.sha256(json.dumps([*packages, str(Path.home())]).encode()).hexdigest()[:32]
     record = None if folder is None else folder / f"engine-{name}.json"
     with suppress(OSError, ValueError, TypeError):
         if record is not None:
             known = [jars.Jar(**jar) for jar in json.loads(record.read_text())]
             if all(jars.stamp(jar.path) == jar for jar in known):
                 return [jar.path for jar in known]
-    log.info("downloading Debezium's engine %s", _VERSION)
+    log.info("downloading Debezium's engine: %s", ", ".join(packages))
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     found = dict[str, None]()
-    for each in _PACKAGES:
+    for each in packages:
         uri = jvm.java.net.URI.create(f"ivy://{each}")
         try:
             resolved = jvm.org.apache.spark.util.DependencyUtils.resolveMavenDependencies(uri)

@@ -8,6 +8,7 @@ import shutil
 import signal
 import threading
 import time
+from abc import ABC, abstractmethod
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -38,14 +39,88 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
-class Shop:
-    """Two tables of Postgres, and the sink that mirrors them: one in mode upsert, and one that only grows."""
+class Source(ABC):
+    """Tables of a database, and the sink that mirrors them.
 
-    def __init__(self, spark: SparkSession, folder: Path, postgres: Postgres) -> None:
-        self.spark, self.folder, self.postgres = spark, folder, postgres
+    :param password: of the database, which nobody may see.
+    """
+
+    def __init__(self, spark: SparkSession, folder: Path, password: str) -> None:
+        self.spark, self.folder, self.password = spark, folder, password
         self.name = f"s{uuid4().hex[:8]}"
         self.buffer = folder / "buffer"
         self.warehouse = str(spark.conf.get("spark.sql.catalog.lake.warehouse"))
+        self.connector = dict[str, str]()
+
+    @abstractmethod
+    def in_database(self, table: str) -> list[tuple[Any, ...]]: ...
+
+    def values(self, trigger: str) -> dict[str, Any]:
+        return {
+            "sink": {"id": self.name, "checkpoint": str(self.folder / "state"), "trigger": trigger},
+            "source": {
+                "type": "debezium",
+                "connector": self.connector,
+                "buffer": str(self.buffer),
+                "discovery_interval": "1 second",
+            },
+            "catalogs": {"lake": {"type": "hadoop", "warehouse": self.warehouse}},
+        }
+
+    def run(self, observer: Observer = nobody) -> None:
+        Pipeline(self.spark, Config.model_validate(self.values("available-now")), observer).run()
+
+    def in_lake(self, table: str) -> list[tuple[Any, ...]]:
+        target = f"lake.{self.name}.{table}"
+        if not self.spark.catalog.tableExists(target):
+            return []
+        self.spark.sql(f"REFRESH TABLE {target}")
+        return sorted(tuple(row) for row in self.spark.table(target).collect())
+
+    def count(self, table: str) -> int:
+        return len(self.in_lake(table))
+
+    def equals(self, *tables: str) -> bool:
+        return all(self.in_database(table) == self.in_lake(table) for table in tables)
+
+    def end(self) -> int:
+        """So many events of things the buffer has had."""
+        state = self.buffer / "state.json"
+        ends: dict[str, int] = json.loads(state.read_text())["ends"] if state.exists() else {}
+        return ends.get(f"{self.name}.{self.name}.things", 0)
+
+    def paths(self) -> list[Path]:
+        return sorted(self.buffer.glob("topics/*.things/*"))
+
+    def net(self) -> dict[int, int]:
+        """Key of things -> how many rows more its events add than they take away."""
+        keys: dict[int, int] = {}
+        for line in "".join(path.read_text() for path in self.paths()).splitlines():
+            _, _, key, _, value = line.split("\t")
+            if value:
+                number = json.loads(key)["id"]
+                kind = json.loads(value)["payload"]["op"]
+                keys[number] = keys.get(number, 0) + {"u": 0, "d": -1}.get(kind, 1)
+        return keys
+
+    def kill_engine(self) -> bool:
+        """Whether there was one."""
+        for pid in with_descendants(os.getpid()):
+            with suppress(OSError):
+                command = Path(f"/proc/{pid}/cmdline").read_text()
+                if command.endswith("\0Engine\0"):
+                    assert self.password not in command
+                    os.kill(pid, signal.SIGKILL)
+                    return True
+        return False
+
+
+class Shop(Source):
+    """Two tables of Postgres, and the sink that mirrors them: one in mode upsert, and one that only grows."""
+
+    def __init__(self, spark: SparkSession, folder: Path, postgres: Postgres) -> None:
+        super().__init__(spark, folder, postgres.password)
+        self.postgres = postgres
         self.connector = {
             "connector.class": "io.debezium.connector.postgresql.PostgresConnector",
             "database.hostname": postgres.host,
@@ -67,66 +142,28 @@ class Shop:
         )
 
     def values(self, trigger: str) -> dict[str, Any]:
-        return {
-            "sink": {"id": self.name, "checkpoint": str(self.folder / "state"), "trigger": trigger},
-            "source": {
-                "type": "debezium",
-                "connector": self.connector,
-                "buffer": str(self.buffer),
-                "discovery_interval": "1 second",
-            },
-            "catalogs": {"lake": {"type": "hadoop", "warehouse": self.warehouse}},
+        return super().values(trigger) | {
             "tables": [
                 {"source": f"{self.name}.{self.name}.things", "target": f"lake.{self.name}.things"},
                 {"source": f"{self.name}.{self.name}.events", "target": f"lake.{self.name}.events", "mode": "append"},
-            ],
+            ]
         }
-
-    def run(self, observer: Observer = nobody) -> None:
-        Pipeline(self.spark, Config.model_validate(self.values("available-now")), observer).run()
 
     def in_database(self, table: str) -> list[tuple[Any, ...]]:
         with psycopg.connect(self.postgres.url) as connection:
             return connection.execute(f"SELECT * FROM {self.name}.{table} ORDER BY 1".encode()).fetchall()
 
-    def in_lake(self, table: str) -> list[tuple[Any, ...]]:
-        target = f"lake.{self.name}.{table}"
-        if not self.spark.catalog.tableExists(target):
-            return []
-        self.spark.sql(f"REFRESH TABLE {target}")
-        return sorted(tuple(row) for row in self.spark.table(target).collect())
-
     def is_equal(self) -> bool:
-        return all(self.in_database(table) == self.in_lake(table) for table in ("things", "events"))
+        return self.equals("things", "events")
 
     def has_events(self, count: int) -> bool:
         return len(self.in_lake("events")) >= count
-
-    def paths(self) -> list[Path]:
-        return sorted(self.buffer.glob("topics/*.things/*"))
 
     def log_position(self, of: str) -> int:
         with psycopg.connect(self.postgres.url) as connection:
             found = connection.execute(f"SELECT {of} - '0/0'".encode()).fetchone()
         assert found is not None
         return int(found[0])
-
-    def end(self) -> int:
-        """So many events of things the buffer has had."""
-        state = self.buffer / "state.json"
-        ends: dict[str, int] = json.loads(state.read_text())["ends"] if state.exists() else {}
-        return ends.get(f"{self.name}.{self.name}.things", 0)
-
-    def kill_engine(self) -> bool:
-        """Whether there was one."""
-        for pid in with_descendants(os.getpid()):
-            with suppress(OSError):
-                command = Path(f"/proc/{pid}/cmdline").read_text()
-                if command.endswith("\0Engine\0"):
-                    assert self.postgres.password not in command
-                    os.kill(pid, signal.SIGKILL)
-                    return True
-        return False
 
     def close(self) -> None:
         def drop() -> bool:
@@ -243,7 +280,7 @@ def test_whoever_is_killed_each_event_is_applied_once(shop: Shop, tmp_path: Path
 
 
 @contextmanager
-def running(shop: Shop, **connector: str) -> Iterator[Engine]:
+def running(shop: Source, **connector: str) -> Iterator[Engine]:
     """The engine alone, whose batches are small."""
     shop.connector |= {"max.batch.size": "7", "max.queue.size": "20", **connector}
     engine = Engine(shop.spark, Config.model_validate(shop.values("1 second")))
@@ -276,13 +313,7 @@ def test_events_with_one_position_in_the_log_are_in_the_buffer_once(shop: Shop) 
                 break
         assert engine.catch_up()
     assert shop.end() == 3500
-    keys: dict[int, int] = {}
-    for line in "".join(path.read_text() for path in shop.paths()).splitlines():
-        _, _, key, _, value = line.split("\t")
-        if value:
-            number = json.loads(key)["id"]
-            keys[number] = keys.get(number, 0) + (-1 if '"op":"d"' in value else 1)
-    assert keys == dict.fromkeys(range(500), 0) | dict.fromkeys(range(500, 2000), 1) | dict.fromkeys(
+    assert shop.net() == dict.fromkeys(range(500), 0) | dict.fromkeys(range(500, 2000), 1) | dict.fromkeys(
         range(5000, 5500), 1
     )
 

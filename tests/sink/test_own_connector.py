@@ -28,6 +28,10 @@ def postgres() -> Iterator[Postgres]:
         yield server
 
 
+NO_SPARK: Any = None
+"""Postgres is asked without it."""
+
+
 class Engine:
     """Counts what it is asked for."""
 
@@ -70,7 +74,7 @@ def connector(
 ) -> OwnConnector:
     taken: Any = engine
     assert of.source.database is not None
-    return OwnConnector(taken, of, of.source.database, of.tables[0], table, stopping)
+    return OwnConnector(NO_SPARK, taken, of, of.source.database, of.tables[0], table, stopping)
 
 
 @pytest.mark.parametrize(
@@ -93,7 +97,7 @@ def connector(
 def test_the_connectors_own_lists_say_which_tables_it_takes(
     postgres: Postgres, properties: dict[str, str], expected: set[str] | None
 ) -> None:
-    assert captured_topics(config(postgres, **properties)) == expected
+    assert captured_topics(NO_SPARK, config(postgres, **properties)) == expected
 
 
 def test_a_table_whose_changes_would_not_come_is_not_loaded(postgres: Postgres) -> None:
