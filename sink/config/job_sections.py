@@ -250,6 +250,11 @@ class SourceSection(Section):
             raise MisplacedError(
                 "topic.prefix is missing. Topics are named <topic.prefix>.<schema or database>.<table>", "connector"
             )
+        if made in _JDBC_KINDS and self.connector.get("heartbeat.interval.ms") == "0":
+            raise MisplacedError(
+                "got 0, but heartbeats tell how far the connector is. They write nothing; leave it out",
+                *("connector", "heartbeat.interval.ms"),
+            )
         for name in self.connector:
             if _OURS.fullmatch(name):
                 raise MisplacedError("the sink sets this property itself. Leave it out", "connector", name)

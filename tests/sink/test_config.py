@@ -324,6 +324,11 @@ tables: [{source: shop.public.orders, target: lake.shop.orders}]
         ("io.debezium.connector.postgresql.", "com.shop.", "got com.shop.PostgresConnector, expected a connector of"),
         ("topic.prefix", "schema.history.internal: x\n    topic.prefix", "the sink sets this property itself"),
         ("    topic.prefix: shop\n", "", "topic.prefix is missing"),
+        (
+            "postgresql.PostgresConnector",
+            "mysql.MySqlConnector\n    heartbeat.interval.ms: 0",
+            "source.connector.heartbeat.interval.ms: got 0, but heartbeats tell how far the connector is",
+        ),
         ("topic.prefix", "offset.storage: x\n    topic.prefix", "the sink sets this property itself. Leave it out"),
         ("topic.prefix", "value.converter: x\n    topic.prefix", "the sink sets this property itself. Leave it out"),
         ("type: debezium", "type: debezium\n  format: debezium-avro", "but Debezium's engine writes JSON here"),
@@ -371,6 +376,17 @@ def test_a_connector_says_its_database(tmp_path: Path) -> None:
     assert own.source.database is not None
     assert own.source.database.url == "jdbc:postgresql://replica/x"
     assert load_text(tmp_path, DEBEZIUM).source.database is None
+    of_mysql = text.replace(
+        "postgresql.PostgresConnector", "mysql.MySqlConnector\n    database.ssl.mode: VERIFY_IDENTITY"
+    )
+    found = load_text(tmp_path, of_mysql).source.database
+    assert found is not None
+    assert found.model_dump(exclude_none=True) == {
+        "url": "jdbc:mysql://db:5433/?sslMode=verify-full",
+        "user": "reader",
+        "password": "pass:word",
+        "connector_user": "reader",
+    }
 
 
 def test_all_mistakes_are_named_at_once(tmp_path: Path) -> None:
