@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 
 from sink.databases.database import Database
-from sink.databases.reading import Delivered, wait_for_delivery
+from sink.databases.reading import Delivered, Newest, wait_for_delivery
 from sink.errors import TemporaryError
 from sink.spark.progress import Line
 
@@ -14,10 +14,14 @@ _TIMEOUT = 600.0
 
 
 class KafkaConnector:
-    """The connector that reads the log of a table's database (`sink.table.loading.Connector`)."""
+    """The connector that reads the log of a table's database (`sink.table.loading.Connector`).
 
-    def __init__(self, database: Database) -> None:
+    :param since_now: makes what tells the newest messages of the topic that come from now on.
+    """
+
+    def __init__(self, database: Database, since_now: Callable[[], Newest]) -> None:
         self._database = database
+        self._since_now = since_now
 
     def check(self) -> None:
         self._database.check_server()
@@ -26,9 +30,10 @@ class KafkaConnector:
     def wait(self, stopping: Callable[[], bool]) -> bool:
         name, line = self._database.name, Line()
         self._database.note_log_position()
+        newest = self._since_now()
         try:
             return wait_for_delivery(
-                self._delivered,
+                lambda: self._delivered(newest),
                 _SETTLE,
                 time.monotonic() + _TIMEOUT,
                 lambda text: line.tell(f"waiting for the connector of {name}; {text}"),
@@ -41,7 +46,7 @@ class KafkaConnector:
         finally:
             line.clear()
 
-    def _delivered(self) -> tuple[Delivered, str]:
+    def _delivered(self, newest: Newest) -> tuple[Delivered, str]:
         """Without a reader the topic lacks changes."""
-        state, text = self._database.delivered()
+        state, text = self._database.delivered(newest)
         return Delivered.NOT_YET if state is Delivered.UNKNOWN else state, text

@@ -17,7 +17,7 @@ from pyspark.sql import DataFrame, SparkSession
 
 from sink.config import DatabaseSection
 from sink.databases.conversion import Selected
-from sink.databases.reading import Delivered, Keys, SourceRows
+from sink.databases.reading import Delivered, Keys, Newest, SourceRows
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.redaction import masked
 from sink.spark.java_errors import JAVA_ERRORS, java_exception, java_message
@@ -192,7 +192,7 @@ class Database(ABC):
         """See `VerifySource.reading`."""
 
     @abstractmethod
-    def delivered(self) -> tuple[Delivered, str]:
+    def delivered(self, newest: Newest) -> tuple[Delivered, str]:
         """See `VerifySource.delivered`."""
 
     @abstractmethod

@@ -3,20 +3,27 @@
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
 
+from pyspark.sql.types import LongType, StringType
+
 from sink.databases.conversion import Selected
 from sink.databases.database import Database
 from sink.databases.mysql_catalog import binlog_place, literal, quoted, read_columns, select
-from sink.databases.reading import Delivered, Keys, SourceRows
+from sink.databases.reading import Delivered, Keys, Newest, SourceRows
 from sink.errors import ConfigError, RowdeltaError
 from sink.spark.jdbc import MARIADB
 
 _BEGIN = "START TRANSACTION WITH CONSISTENT SNAPSHOT, READ ONLY"
 _DUMPS = "SELECT user, state FROM information_schema.processlist WHERE command LIKE 'Binlog Dump%'"
+_PLACE = (("source.file", StringType()), ("source.pos", LongType()))
 
 
 class MySQL(Database):
     driver, package = MARIADB
 
+    _place: tuple[int, int] | None = None
+    """What came next in the binlog after the last reading: its file's number, and where in the file. None if the user
+    may not see it.
+    """
     _is_sent = False
     """Whether the connector had all since the last reading. In a busy server it has all at times only."""
 
@@ -24,9 +31,16 @@ class MySQL(Database):
     def reading(self, columns: Sequence[str], keys: Keys | None) -> Iterator[SourceRows]:
         position = self._position()
         yield SourceRows(self._frame(self._query(columns, self.with_keys(keys)), columns, _BEGIN), position)
-        self._is_sent = False
+        self.note_log_position()
 
-    def delivered(self) -> tuple[Delivered, str]:
+    def delivered(self, newest: Newest) -> tuple[Delivered, str]:
+        place = self._place
+        if place is not None:
+            has_passed = [found is not None and _numbered(*found) >= place for found in newest(_PLACE)]
+            if all(has_passed):
+                return Delivered.YES, ""
+            if any(has_passed):  # other partitions have no message, or theirs is on its way
+                return Delivered.TO_CONNECTOR, "the connector has the changes"
         # what a reading saw was in the binlog before; a thread that has sent all since has sent it
         dumps = self._dumps()
         if not dumps:
@@ -37,7 +51,8 @@ class MySQL(Database):
         return Delivered.NOT_YET, "the connector still gets changes"
 
     def note_log_position(self) -> None:
-        self._is_sent = False
+        self._is_sent, place = False, binlog_place(self._connection)
+        self._place = None if place is None else _numbered(*place)
 
     def check_server(self) -> None:
         """The server that the connector reads is the right one, also if it is a replica."""
@@ -93,3 +108,7 @@ class MySQL(Database):
 
     def _literal(self, text: str) -> str:
         return literal(text)
+
+
+def _numbered(file: str, place: int) -> tuple[int, int]:
+    return int(file.rpartition(".")[2]), place

@@ -15,7 +15,7 @@ from sink.databases.postgres_catalog import (
     published_query,
     quoted,
 )
-from sink.databases.reading import Delivered, Keys, SourceRows
+from sink.databases.reading import Delivered, Keys, Newest, SourceRows
 from sink.errors import ConfigError
 from sink.spark.jdbc import POSTGRES
 
@@ -140,7 +140,7 @@ class Postgres(Database):
             )
         return slots
 
-    def delivered(self) -> tuple[Delivered, str]:
+    def delivered(self, newest: Newest) -> tuple[Delivered, str]:
         slots = self._slots()
         if not slots:
             return Delivered.UNKNOWN, "no connector reads from the database"

@@ -6,8 +6,10 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum, auto
+from typing import Any
 
 from pyspark.sql import DataFrame
+from pyspark.sql.types import DataType
 
 
 class Delivered(Enum):
@@ -21,6 +23,10 @@ class Delivered(Enum):
     """The database doesn't tell."""
 
 
+Newest = Callable[[Sequence[tuple[str, DataType]]], Sequence[tuple[Any, ...] | None]]
+"""Names and types of fields in messages, as in `order_by` -> their values in the newest message of each partition of
+the topic; None if no message has come since the reading.
+"""
 _POLL_SECONDS = 0.5
 
 

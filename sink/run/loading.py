@@ -5,7 +5,7 @@ from contextlib import closing, contextmanager
 from functools import partial
 from typing import TYPE_CHECKING
 
-from sink.config import Config, DatabaseSection, TableSection
+from sink.config import Config, DatabaseSection
 from sink.databases.connector import KafkaConnector
 from sink.databases.kinds import database_of
 from sink.databases.own_connector import OwnConnector
@@ -19,6 +19,8 @@ from sink.table.inference import Sample
 from sink.table.loading import Connector, Loading
 from sink.table.microbatch import TableSink
 from sink.table.patterns import ResolvedTable
+from sink.table.table_plan import TablePlan
+from sink.verify.topic import Topic
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -65,7 +67,7 @@ class Loads:
         self._source.identify(section)
         sink.check_source()
         with (
-            self._connector(section, name) as connector,
+            self._connector(sink.plan, name) as connector,
             closing(TableRows(self._spark, self._config, self._database, name, section)) as rows,
         ):
             if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
@@ -74,12 +76,12 @@ class Loads:
             Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
 
     @contextmanager
-    def _connector(self, section: TableSection, name: str) -> Iterator[Connector]:
+    def _connector(self, plan: TablePlan, name: str) -> Iterator[Connector]:
         if self._engine is not None:
             yield OwnConnector(
-                *(self._spark, self._engine, self._config, self._database, section, name), self._stopping
+                *(self._spark, self._engine, self._config, self._database, plan.section, name), self._stopping
             )
             return
         database = database_of(self._database.url)
         with closing(database(self._spark, self._database, name, PATH)) as connection:
-            yield KafkaConnector(connection)
+            yield KafkaConnector(connection, Topic(self._spark, self._config, plan).since_now)

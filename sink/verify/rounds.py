@@ -464,12 +464,12 @@ class Rounds:
 
     def _wait_for_topic(self, line: Line, until: float) -> None:
         """Wait until the topic has all that the source's reading saw."""
-        if not self._source.is_live:
+        if not self._source.is_live or self._topic is None:
             return
-        name = self._target.name
+        name, newest = self._target.name, self._topic.since_now()
         try:
             wait_for_delivery(
-                self._source.delivered,
+                lambda: self._source.delivered(newest),
                 self._patience.settle,
                 until,
                 lambda text: line.tell(f"{name}: waiting for the connector; {text}"),

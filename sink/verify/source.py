@@ -7,7 +7,7 @@ from typing import Protocol
 from pyspark.sql import SparkSession
 
 from sink.databases.conversion import Kind, Selected
-from sink.databases.reading import Delivered, Keys, SourceRows
+from sink.databases.reading import Delivered, Keys, Newest, SourceRows
 from sink.errors import ConfigError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_message
@@ -30,8 +30,11 @@ class VerifySource(Protocol):
     def reading(self, columns: Sequence[str], keys: Keys | None) -> AbstractContextManager[SourceRows]:
         """Read these columns. The frame may be used until the context ends."""
 
-    def delivered(self) -> tuple[Delivered, str]:
-        """Whether the topic has all changes that the last reading saw, and in words how far it is."""
+    def delivered(self, newest: Newest) -> tuple[Delivered, str]:
+        """Whether the topic has all changes that the last reading saw, and in words how far it is.
+
+        :param newest: what messages say that have come since.
+        """
 
     def close(self) -> None:
         """Close connections."""
@@ -65,7 +68,7 @@ class SparkTable:
         # named anew: a table of a catalog is read as it is now, as after changes since the last reading
         yield SourceRows(self._spark.table(self.name).select(*map(quoted, columns)), "")
 
-    def delivered(self) -> tuple[Delivered, str]:
+    def delivered(self, newest: Newest) -> tuple[Delivered, str]:
         return Delivered.UNKNOWN, "a table doesn't tell"
 
     def close(self) -> None:

@@ -12,7 +12,7 @@ from deltawriters.partial import Completed
 from sink.config import Config
 from sink.databases import connector
 from sink.databases.connector import KafkaConnector
-from sink.databases.reading import Delivered
+from sink.databases.reading import Delivered, Newest
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
 from sink.run.loading import Loads
 from sink.sources.kafka import KafkaSource
@@ -166,14 +166,14 @@ def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytes
 
         def note_log_position(self) -> None: ...
 
-        def delivered(self) -> tuple[Delivered, str]:
+        def delivered(self, newest: Newest) -> tuple[Delivered, str]:
             return Delivered.UNKNOWN, "no connector reads from the database"
 
     monkeypatch.setattr(connector, "_SETTLE", 0.0)
     monkeypatch.setattr(connector, "_TIMEOUT", 1.0)
     database: Any = Database()
     with pytest.raises(TemporaryError, match="doesn't get on: no connector reads from the database"):
-        KafkaConnector(database).wait(lambda: False)
+        KafkaConnector(database, lambda: lambda fields: []).wait(lambda: False)
 
 
 def test_a_table_with_all_it_needs_asks_no_database() -> None:

@@ -201,8 +201,6 @@ class MySQLShop(Shop):
     def __init__(self, spark: SparkSession, folder: Path, kafka: Kafka, server: Any) -> None:
         super().__init__(spark, folder, kafka, server)
         self.database = {"connector_user": server.user}
-        # nothing tells how far the connector is behind in a busy server
-        self.sections = {"verify": {"settle": "20 seconds"}}
 
     def fill(self, rows: int) -> None:
         self.server.execute(

@@ -3,6 +3,7 @@
 import time
 from collections.abc import Iterator
 from contextlib import closing
+from typing import Any
 
 import pytest
 from pyspark.sql import SparkSession
@@ -11,6 +12,7 @@ from sink.config import DatabaseSection
 from sink.databases.mysql import MySQL
 from sink.databases.mysql_catalog import quoted
 from sink.databases.mysql_table import MySQLTable
+from sink.databases.reading import Delivered
 from sink.errors import ConfigError
 from sink.table.load_state import MARGIN
 from tests.sink.test_database_rows import CONNECTORS, Edge, check_each_type
@@ -198,6 +200,28 @@ def test_what_alters_rows_without_a_message_is_told(spark: SparkSession, mariadb
             cursor.execute("BEGIN")
             cursor.execute("SELECT * FROM `alt-ered`")
             assert table.writers() == {}
+
+
+def test_messages_tell_whether_the_topic_has_all(spark: SparkSession, mariadb: MariaDB) -> None:
+    mariadb.execute("CREATE TABLE told (id int PRIMARY KEY)")
+    section = DatabaseSection(url=mariadb.jdbc_url, user=mariadb.user, password=mariadb.password)
+    with closing(MySQL(spark, section, "told")) as database:
+        assert database.delivered(lambda _: [("binlog.999999", 1)])[0] is Delivered.UNKNOWN, "nothing was read"
+        database.note_log_position()
+        with closing(mariadb.connect()) as connection, connection.cursor() as cursor:
+            cursor.execute("SHOW MASTER STATUS")
+            file, place = cursor.fetchall()[0][:2]
+        number = int(file.rpartition(".")[2])
+        for newest, expected in (
+            ([(file, place), (file, place + 1)], Delivered.YES),
+            ([(f"binlog.{number + 1:06}", 4)], Delivered.YES),
+            ([(file, place), None], Delivered.TO_CONNECTOR),
+            ([(file, place), (file, place - 1)], Delivered.TO_CONNECTOR),
+            ([(file, place - 1), (f"binlog.{number - 1:06}", place + 1)], Delivered.UNKNOWN),
+            ([None], Delivered.UNKNOWN),
+        ):
+            told: Any = newest
+            assert database.delivered(lambda _, told=told: told)[0] is expected, newest  # type: ignore[misc]
 
 
 def test_a_table_is_known_where_names_are_stored_in_small_letters(

@@ -19,7 +19,7 @@ from sink.commands.verify import as_json, exit_code, lines
 from sink.config import DatabaseSection
 from sink.databases.conversion import Kind, Selected, conversion
 from sink.databases.database import connection_properties
-from sink.databases.reading import Delivered, Keys, SourceRows
+from sink.databases.reading import Delivered, Keys, Newest, SourceRows
 from sink.errors import ConfigError, TemporaryError
 from sink.spark import session
 from sink.spark.versions import parse_ddl
@@ -224,8 +224,11 @@ class Scripted:
         self.keys.append(keys)
         yield SourceRows(self.frame.select(*columns), f"LSN {len(self.keys)}")
 
-    def delivered(self) -> tuple[Delivered, str]:
+    def delivered(self, newest: Newest) -> tuple[Delivered, str]:
         return Delivered.YES, ""
+
+    def since_now(self) -> Newest:
+        return lambda fields: []
 
     def ends(self) -> Mapping[str, int]:
         return {}
