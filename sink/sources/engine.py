@@ -70,8 +70,10 @@ _DEFAULTS = {
 """Unless the configuration has others."""
 _DEFAULTS_OF_POSTGRES = {
     "plugin.name": "pgoutput",
-    # so that the database can remove its log also if only other tables change
+    # So that the database can remove its log also if only other tables change: the connector hears nothing of these,
+    # and a heartbeat alone confirms nothing. `Engine.java` leaves out what begins so.
     "heartbeat.interval.ms": "10000",
+    "heartbeat.action.query": "SELECT pg_logical_emit_message(true, 'rowdelta-mark-', '')",
 }
 _DEFAULTS_OF_OTHERS = {"heartbeat.interval.ms": "1000"}  # by which it is known how far the connector is
 _OWN_OF_OTHERS = {
