@@ -358,11 +358,13 @@ class LoadSection(Section):
     :param auto: whether `rowdelta run` loads tables that are empty and have no position. `rowdelta load` does.
     :param connections: with which a table is read.
     :param part_rows: about how many rows each of them reads before all are committed.
+    :param replica: JDBC URL of a replica of `source.database` from which rows are read.
     """
 
     auto: bool = False
     connections: int = Field(default=4, ge=1, le=100)
     part_rows: int = Field(default=1_000_000, ge=1)
+    replica: Annotated[Text, AfterValidator(_jdbc)] | None = None
 
 
 class IndexSection(Section):

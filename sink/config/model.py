@@ -109,6 +109,12 @@ class Config(Section):
                 "have its changes. Name it there, or leave load.auto out",
                 *("load", "auto"),
             )
+        places = [database.url if database is not None else "", self.load.replica or ""]
+        if self.load.replica and not all(place.startswith("jdbc:postgresql:") for place in places):
+            raise MisplacedError(
+                "only of Postgres a replica is read, whose primary source.database names. Leave it out",
+                *("load", "replica"),
+            )
         mode = self.source.connector.get("snapshot.mode", "no_data")
         if self.load.auto and mode != "no_data":
             raise MisplacedError(

@@ -15,13 +15,17 @@ def database_of(url: str) -> type[Postgres] | type[MySQL]:
     return Postgres if driver_of(url) is POSTGRES else MySQL
 
 
-def open_table(spark: SparkSession, section: DatabaseSection, name: str, path: str) -> CatalogTable:
+def open_table(
+    spark: SparkSession, section: DatabaseSection, name: str, path: str, replica: DatabaseSection | None = None
+) -> CatalogTable:
     """A table for a load.
 
     :param name: as `schema.table`.
     :param path: the section's place in the configuration, for messages.
+    :param replica: from which rows of a Postgres table are read.
     :raises ConfigError: there is no driver, or the database refuses the user.
     :raises TemporaryError: it doesn't answer.
     """
-    table = PostgresTable if database_of(section.url) is Postgres else MySQLTable
-    return table(spark, section, name, path)
+    if database_of(section.url) is MySQL:
+        return MySQLTable(spark, section, name, path)
+    return PostgresTable(spark, section, name, path, replica)

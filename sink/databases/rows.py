@@ -39,6 +39,7 @@ class TableRows:
     :param section: the database.
     :param table: its table, as `schema.table` (`sink.databases.tables.database_table`).
     :param target: the entry of the configuration.
+    :param replica: from which rows are read. They have at least what the database has at the first reading.
     :raises ConfigError: the database can't be read by this code, refuses the user, or has no such table.
     :raises TemporaryError: the database doesn't answer.
     """
@@ -47,12 +48,18 @@ class TableRows:
     """For people, without secrets."""
 
     def __init__(
-        self, spark: SparkSession, config: Config, section: DatabaseSection, table: str, target: TableSection
+        self,
+        spark: SparkSession,
+        config: Config,
+        section: DatabaseSection,
+        table: str,
+        target: TableSection,
+        replica: DatabaseSection | None = None,
     ) -> None:
         self.name = f"{table} of {masked(section.url)}"
         self._target = target
         self._spelling = Spelling.of(config.source.format, config.source.format_options)
-        self._table = open_table(spark, section, table, PATH)
+        self._table = open_table(spark, section, table, PATH, replica)
         try:
             self._columns = self._table.columns()
             if not self._columns:

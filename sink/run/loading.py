@@ -61,14 +61,14 @@ class Loads:
         """
         section, name = sink.plan.section, source_table(self._config, resolved)
         settings = self._config.load
-
+        replica = self._database.model_copy(update={"url": settings.replica}) if settings.replica else None
         if self._engine is not None and not self._engine.catch_up(self._stopping):
             return
         self._source.identify(section)
         sink.check_source()
         with (
             self._connector(sink.plan, name) as connector,
-            closing(TableRows(self._spark, self._config, self._database, name, section)) as rows,
+            closing(TableRows(self._spark, self._config, self._database, name, section, replica)) as rows,
         ):
             if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
                 sink.follow_schema(rows.unknown(sink.plan.changelog))

@@ -648,6 +648,9 @@ def test_a_table_is_compared_with_the_sources_database(tmp_path: Path) -> None:
     of_mysql = text.replace("postgresql", "mysql", 1).replace("slot: debezium", "connector_user: debezium")
     config = load_text(tmp_path, of_mysql + loading)
     assert config.load.auto
+    replica = "load: {replica: 'jdbc:postgresql://replica/shop'}\n"
+    assert load_text(tmp_path, text + replica).load.replica is not None
+    assert "load.replica: only of Postgres a replica is read" in refusal(tmp_path, of_mysql + replica)
     compared = config.verify_of(config.tables[0])
     assert compared is not None
     assert compared.database == config.source.database

@@ -3,20 +3,24 @@
 import re
 import sys
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
+from dataclasses import replace
 from typing import Any
 from urllib.parse import parse_qsl, urlsplit
 
 import psycopg
+import pyarrow as pa
 import pytest
 
 from sink.config import DatabaseSection
 from sink.databases.postgres_catalog import quoted_table
 from sink.databases.postgres_connection import PostgresConnection, libpq_url
 from sink.databases.postgres_ranges import estimated_rows, files, own_rows, ranges
-from sink.databases.postgres_table import PostgresTable
+from sink.databases.postgres_table import PostgresTable, Queries, begun_now
 from sink.errors import ConfigError, TemporaryError
-from tests.stack.postgres import Postgres, running_postgres
+from tests.stack.container import has
+from tests.stack.postgres import Postgres, running_postgres, running_replica
 from tests.stack.process import free_ports
 
 
@@ -191,6 +195,29 @@ def test_transactions_that_have_changed_a_table_are_named_until_others_see_it(po
         assert of_others.writers() == table.writers()
         postgres.execute("COMMIT PREPARED 'it''s'")
         assert table.writers() == {}
+
+
+@pytest.mark.skipif(has("postgres"), reason="the server's files are in a container")
+def test_a_replica_is_read_when_it_has_what_the_primary_had(postgres: Postgres) -> None:
+    postgres.execute("CREATE TABLE copied (id int PRIMARY KEY)")
+    numbers = pa.record_batch({"id": [0]})
+    with running_replica(postgres) as replica, ThreadPoolExecutor(1) as pool:
+        of_replica = section(replica)
+        with psycopg.connect(replica.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_wal_replay_pause()")
+            postgres.execute("INSERT INTO copied VALUES (7)")
+            with closing(PostgresConnection(section(postgres))) as primary:
+                begun = begun_now(primary)
+            read = Queries(of_replica, "load.replica", ["SELECT id FROM copied"], begun)
+            found = pool.submit(lambda: [row for batch in read([numbers]) for row in batch.to_pylist()])
+            with pytest.raises(TimeoutError):
+                found.result(2)
+            connection.execute("SELECT pg_wal_replay_resume()")
+        assert found.result(60) == [{"id": 7}]
+        refused = pytest.raises(ConfigError, match=r"load\.replica: the server is no replica of that of source\.data")
+        for other in (replace(read, section=section(postgres)), replace(read, begun=replace(begun, system="7"))):
+            with refused:
+                list(other([numbers]))
 
 
 def test_rows_that_a_policy_hides_are_not_left_out(postgres: Postgres) -> None:

@@ -28,9 +28,10 @@ from sink.table.microbatch import TableSink
 from sink.targets.values import ChangeSet
 from tests.sink.harness import CrashError
 from tests.stack.connect import Connect, json_converter, mysql_connector, postgres_connector
+from tests.stack.container import has
 from tests.stack.kafka import Kafka
 from tests.stack.mariadb import MariaDB, running_mariadb
-from tests.stack.postgres import Postgres, running_postgres
+from tests.stack.postgres import Postgres, running_postgres, running_replica
 from tests.stack.process import wait_until
 
 pytestmark = [pytest.mark.spark, pytest.mark.kafka]
@@ -365,10 +366,22 @@ def test_what_was_begun_or_removed_before_the_load_is_as_in_the_source(
     assert wait_until(shop.catches_up)
 
 
+@pytest.fixture
+def replica(request: pytest.FixtureRequest, shop: Shop) -> Iterator[Postgres | None]:
+    """From which the shop's rows are read, if there can be one."""
+    if isinstance(shop, MySQLShop) or has("postgres"):
+        yield None
+        return
+    with running_replica(shop.server) as server:
+        shop.sections = {"load": {"connections": 2, "part_rows": 1000, "replica": server.jdbc_url}}
+        yield server
+
+
 @pytest.mark.parametrize("shop", ["postgres", "mariadb"], indirect=True)
 def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
-    shop: Shop, connect: Connect, monkeypatch: pytest.MonkeyPatch
+    shop: Shop, replica: Postgres | None, connect: Connect, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """The rows of Postgres' table are read from a replica."""
     if isinstance(shop, MySQLShop):
         shop.entry = {"order_by": ["source.file string", "source.pos"], "late": "drop"}
     shop.fill(12_000)
@@ -404,6 +417,11 @@ def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
     monkeypatch.undo()
     assert len(told) == 1
     assert "equal to the database" in told[0], told
+    if replica is not None:
+        with psycopg.connect(replica.url) as connection:
+            read = f"SELECT seq_tup_read + idx_tup_fetch FROM pg_stat_user_tables WHERE relname = '{shop.table}'"
+            ((rows,),) = connection.execute(read.encode()).fetchall()
+        assert rows > 10_000
     if not isinstance(shop, MySQLShop):
         letters = shop.spark.table(shop.config().dead_letter_table).where(f"table = '{shop.target}'")
         values = [json.loads(row["value"])["id"] for row in letters.collect()]

@@ -5,7 +5,8 @@ import os
 import shutil
 import signal
 import tempfile
-from contextlib import AbstractContextManager
+from collections.abc import Iterator
+from contextlib import AbstractContextManager, contextmanager
 from functools import cache
 from pathlib import Path
 
@@ -86,14 +87,46 @@ class Postgres(Service):
         self._data.mkdir()
         if _USER:
             shutil.chown(self._data, _USER)
-            for parent in self._data.parents:
-                if parent.is_relative_to(tempfile.gettempdir()):
-                    parent.chmod(parent.stat().st_mode | 0o011)
+            _let_pass(self._data)
         password = self._data.with_name("password")
         password.write_text(self.password)
         command = [str(_programs() / "initdb"), "-D", str(self._data), "-U", self.user, "--no-sync"]
         command += [f"--pwfile={password}", "--auth=scram-sha-256", "--encoding=UTF8", "--locale=C.UTF-8"]
         finish(command, "initdb failed", cwd=self._data, **as_user(_USER))
+
+
+def _let_pass(data: Path) -> None:
+    """Let the server's user reach his files."""
+    for parent in data.parents:
+        if parent.is_relative_to(tempfile.gettempdir()):
+            parent.chmod(parent.stat().st_mode | 0o011)
+
+
+@contextmanager
+def running_replica(primary: Postgres) -> Iterator[Postgres]:
+    """A started replica of a server that isn't in a container. Its files are gone when the block ends."""
+
+    def copied(folder: Path) -> Postgres:
+        replica = Postgres(folder)
+        with psycopg.connect(primary.url, autocommit=True) as connection:
+            connection.execute("SELECT pg_backup_start('copy', true)")
+            finish(["cp", "-a", str(primary._data), str(replica._data)], "the primary's files can't be copied")
+            ((label,),) = connection.execute("SELECT labelfile FROM pg_backup_stop(false)").fetchall()
+        for name, text in (("backup_label", label), ("standby.signal", "")):
+            (replica._data / name).write_text(text)
+            if _USER:
+                shutil.chown(replica._data / name, _USER)
+        (replica._data / "postmaster.pid").unlink()
+        for slot in (replica._data / "pg_replslot").iterdir():
+            shutil.rmtree(slot)
+        with (replica._data / "postgresql.auto.conf").open("a") as file:
+            place = f"host={primary.host} port={primary.port} user={primary.user} password={primary.password}"
+            file.write(f"primary_conninfo = '{place}'\nhot_standby_feedback = on\n")
+        _let_pass(replica._data)
+        return replica
+
+    with running(copied, "replica") as replica:
+        yield replica
 
 
 def _options(settings: dict[str, str]) -> list[str]:
