@@ -624,8 +624,6 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
      * connector: it counts the server's heartbeats too, as long as it doesn't see that a transaction has ended.
      */
     static class MySql extends Log {
-        static final long SILENCE = 300000L;
-
         Map group(Map offset) {
             Map transaction = begin(offset);
             transaction.remove("ts_sec");
@@ -644,17 +642,25 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
             return kept;
         }
 
-        /** Watch that the server sends its heartbeats. The connector's own watch would begin a transaction again. */
+        /**
+         * Watch that the connection stays: if the server closes it, the connector doesn't tell. The client's own watch would
+         * begin a transaction again.
+         */
         void check() {
             Thread watch = new Thread() {
                 public void run() {
                     try {
-                        while (handled == 0L || System.currentTimeMillis() - handled < SILENCE) {
+                        long silence = 60000L + 2L * Long.parseLong(properties.getProperty("heartbeat.interval.ms"));
+                        long now = System.currentTimeMillis();
+                        for (long heard = now; now - heard < 10000L; now = System.currentTimeMillis()) {
                             Thread.sleep(1000L);
+                            if (beat == 0L || Boolean.TRUE.equals(metric("Connected")) && now - handled < silence) {
+                                heard = now;
+                            }
                         }
-                        fail("the database has sent nothing for " + SILENCE / 1000L + " s: timed out");
-                    } catch (InterruptedException error) {
-                        return;
+                        fail("the database has closed the connection, or sends nothing");
+                    } catch (Exception error) {
+                        fail(error.toString());
                     }
                 }
             };
@@ -701,15 +707,17 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         }
 
         static boolean hasRead(long[] end) throws Exception {
+            long file = number((String) metric("BinlogFilename"));
+            Long place = (Long) metric("BinlogPosition");
+            return file > end[0] || file == end[0] && place != null && place.longValue() >= end[1];
+        }
+
+        /** What the connector tells of its client. Null as long as there is none. */
+        static Object metric(String name) throws Exception {
             MBeanServer beans = ManagementFactory.getPlatformMBeanServer();
             ObjectName all = new ObjectName("debezium.*:type=connector-metrics,context=streaming,*");
-            for (Iterator i = beans.queryNames(all, null).iterator(); i.hasNext();) {
-                ObjectName metrics = (ObjectName) i.next();
-                long file = number((String) beans.getAttribute(metrics, "BinlogFilename"));
-                long place = ((Long) beans.getAttribute(metrics, "BinlogPosition")).longValue();
-                return file > end[0] || file == end[0] && place >= end[1];
-            }
-            return false;
+            Iterator found = beans.queryNames(all, null).iterator();
+            return found.hasNext() ? beans.getAttribute((ObjectName) found.next(), name) : null;
         }
 
         /** Of binlog.000012. */

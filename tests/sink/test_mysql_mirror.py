@@ -121,7 +121,8 @@ def mirror(spark: SparkSession, tmp_path: Path, mariadb: MariaDB) -> Iterator[Mi
     mariadb.execute(f"DROP DATABASE {made.name}")
 
 
-@pytest.mark.parametrize("kills", [1, 12])
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("kills", [1, 6])
 def test_a_database_is_mirrored_while_it_changes_and_is_altered_and_both_are_killed(
     mirror: Mirror, tmp_path: Path, kills: int
 ) -> None:
@@ -149,7 +150,10 @@ def test_a_database_is_mirrored_while_it_changes_and_is_altered_and_both_are_kil
                     sink.start()
                 else:
                     assert wait_until(mirror.kill_engine, 60), sink.text()
-        assert wait_until(lambda: mirror.equals("things", "quiet", "later"), 300), mirror.difference("things")
+        ended = time.monotonic()
+        while not mirror.equals("things", "quiet", "later"):
+            assert time.monotonic() - ended < 300, (mirror.difference("things"), sink.text())
+            time.sleep(3)  # to look takes time from the sink
         sink.stop()
     finally:
         sink.kill()
@@ -203,7 +207,7 @@ def test_what_init_writes_of_a_database_mirrors_it(
 
 def test_the_engine_goes_on_within_a_transaction_and_after_statements_that_alter_tables(mirror: Mirror) -> None:
     """An idle server's heartbeats count as events of a statement for MariaDB's connector, which would leave out what
-    comes after a restart. A column that was renamed can't be renamed again.
+    comes after a restart. A column that was renamed can't be renamed again. A server that ends says nothing.
     """
     mirror.is_loaded = False
     with running(mirror, **{"max.batch.size": "100", "max.queue.size": "300"}) as engine:
@@ -221,9 +225,14 @@ def test_the_engine_goes_on_within_a_transaction_and_after_statements_that_alter
         for key in range(5):
             mirror.execute(f"UPDATE {{db}}.things SET id = {30_000 + key} WHERE id = {1 + key}")
         assert engine.catch_up()
-    assert mirror.end() == 15_015
-    keys = [*range(6, 12_001), *range(20_001, 23_001), *range(30_000, 30_005)]
-    assert mirror.net() == dict.fromkeys(range(1, 6), 0) | dict.fromkeys(keys, 1)
+        mirror.mariadb.stop()
+        time.sleep(1)
+        mirror.mariadb.start()
+        mirror.execute("INSERT INTO {db}.things (id) VALUES (1)")
+        assert engine.catch_up()
+    assert mirror.end() == 15_016
+    keys = [1, *range(6, 12_001), *range(20_001, 23_001), *range(30_000, 30_005)]
+    assert mirror.net() == dict.fromkeys(range(2, 6), 0) | dict.fromkeys(keys, 1)
     assert '"title":"zoë 1"' in "".join(path.read_text() for path in mirror.paths())
 
 
