@@ -671,7 +671,8 @@ public class Engine implements DebeziumEngine.ChangeConsumer, DebeziumEngine.Com
         /** What is put into the queue when the connector has read so far comes after all of it. */
         void reach(String mark) throws Exception {
             long[] end = end();
-            while (!hasRead(end)) {
+            // when a file ends, its name and the place in it don't change at once
+            for (int times = 0; times < 2; times = hasRead(end) ? times + 1 : 0) {
                 Thread.sleep(100L);
             }
             long read = System.currentTimeMillis();
