@@ -104,8 +104,9 @@ def settings(config: Config) -> dict[str, str]:
         "spark.app.name": f"rowdelta {config.sink.id}",
         "spark.ui.showConsoleProgress": "false",
         "spark.sql.execution.arrow.maxRecordsPerBatch": "32768",
-        # with a lower limit, Spark 4 adds up the size of all columns after every row; this takes longer than writing it
-        "spark.sql.execution.arrow.maxBytesPerBatch": str(2**31 - 1),
+        # Or records of 100 kB would need gigabytes outside of the heap, of which there are as many as in it. For this
+        # Spark 4 adds up the size of all columns after each row: some 0.2 us for a record.
+        "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.python.worker.reuse": "true",
         **KEEPS_CLOSURES,
         **WORKERS_KEEP_MEMORY,

@@ -178,22 +178,30 @@ def run_types(mysql: MySQL, transactions: int) -> None:
         for number in range(transactions):
             if number == transactions // 2:
                 cursor.execute("ALTER TABLE types ADD COLUMN later varchar(10)")
-            connection.begin()
-            for key in range(10 * number + 1, 10 * number + 1 + chance.randint(1, 4)):
-                _insert_types(cursor, key, chance)
-            some = chance.randint(1, 10 * number + 1)
-            cursor.execute(
-                "UPDATE types SET v = concat(coalesce(v, ''), 'é'), e = 'sent' WHERE id %% 31 = %s", (some % 31,)
-            )
-            if chance.random() < 0.3:
-                cursor.execute("UPDATE types SET id = id + 1000000 WHERE id = %s", (10 * number + 1,))
-            if chance.random() < 0.4:
-                cursor.execute("DELETE FROM types WHERE id %% 37 = %s", (some % 37,))
-            if chance.random() < 0.1:
-                connection.rollback()
-            else:
-                connection.commit()
+            change_types(connection, chance, number)
         cursor.execute("UPDATE types SET t = coalesce(t, 0) DIV 2 + 1, later = 'x'")
+
+
+def change_types(
+    connection: "pymysql.connections.Connection[pymysql.cursors.Cursor]", chance: random.Random, number: int
+) -> None:
+    """A transaction; ten ids are its own, by its number."""
+    connection.begin()
+    with connection.cursor() as cursor:
+        for key in range(10 * number + 1, 10 * number + 1 + chance.randint(1, 4)):
+            _insert_types(cursor, key, chance)
+        some = chance.randint(1, 10 * number + 1)
+        cursor.execute(
+            "UPDATE types SET v = concat(coalesce(v, ''), 'é'), e = 'sent' WHERE id %% 31 = %s", (some % 31,)
+        )
+        if chance.random() < 0.3:
+            cursor.execute("UPDATE types SET id = id + 1000000 WHERE id = %s", (10 * number + 1,))
+        if chance.random() < 0.4:
+            cursor.execute("DELETE FROM types WHERE id %% 37 = %s", (some % 37,))
+    if chance.random() < 0.1:
+        connection.rollback()
+    else:
+        connection.commit()
 
 
 def _insert_types(cursor: pymysql.cursors.Cursor, key: int, chance: random.Random) -> None:
