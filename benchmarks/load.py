@@ -1,8 +1,9 @@
-"""`python -m benchmarks.load`: how fast rows of a Postgres table are read and decoded, beside Spark's own JDBC source.
+"""`python -m benchmarks.load`: how fast rows of a table of Postgres, or of MariaDB (`--database mariadb`), are read and
+decoded, beside Spark's own JDBC source.
 
 Each reads the same table in the same parts, one task and one connection a part. The rows go nowhere (`noop`): so this
 is what a load takes before it writes. `in the task` is what a load does that writes where it decodes: no row leaves
-Python. Postgres comes as a package, as in `tests/stack`, and has the same cores.
+Python. The server comes as a package, as in `tests/stack`, and has the same cores.
 """
 
 import argparse
@@ -10,6 +11,7 @@ import os
 import statistics
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from time import perf_counter
@@ -20,12 +22,13 @@ from pyspark.sql import DataFrame, SparkSession
 from benchmarks.processes import cpu_seconds, tree
 from sink.commands.verify import with_drivers
 from sink.config import Config, DatabaseSection
-from sink.databases.postgres import Postgres as PostgresReader
+from sink.databases.kinds import database_of
 from sink.databases.rows import TableRows
 from sink.spark import session
 from sink.table.patterns import ResolvedTable
 from sink.table.plan import plan_table
 from sink.targets.catalogs import Catalogs
+from tests.stack.mariadb import MariaDB, running_mariadb
 from tests.stack.postgres import Postgres, running_postgres
 
 COLUMNS = {
@@ -38,7 +41,7 @@ COLUMNS = {
     "changed": "timestamp_ntz",
     "paid": "boolean",
 }
-_CREATE = """
+_CREATE_POSTGRES = """
 CREATE TABLE orders (id bigint PRIMARY KEY, customer bigint, status text, amount numeric(12,2), note text,
   placed timestamptz, changed timestamp, paid boolean);
 INSERT INTO orders SELECT n, n::bigint * 7919 % 100003, CASE n % 3 WHEN 0 THEN 'new' WHEN 1 THEN 'paid' ELSE 'sent' END,
@@ -46,18 +49,28 @@ INSERT INTO orders SELECT n, n::bigint * 7919 % 100003, CASE n % 3 WHEN 0 THEN '
   timestamp '2026-01-01 00:00:00' + n * interval '1 millisecond', n % 2 = 0 FROM generate_series(1, {rows}) n;
 VACUUM ANALYZE orders
 """
+_CREATE_MARIADB = """
+CREATE TABLE orders (id bigint PRIMARY KEY, customer bigint, status varchar(10), amount numeric(12,2), note text,
+  placed timestamp(6), changed datetime(3), paid boolean);
+INSERT INTO orders SELECT seq, seq * 7919 % 100003, CASE seq % 3 WHEN 0 THEN 'new' WHEN 1 THEN 'paid' ELSE 'sent' END,
+  seq % 100000 / 100.0, md5(seq), timestamp '2026-01-01 00:00:00' + INTERVAL seq SECOND,
+  timestamp '2026-01-01 00:00:00' + INTERVAL seq * 1000 MICROSECOND, seq % 2 = 0 FROM seq_1_to_{rows};
+ANALYZE TABLE orders
+"""
 
 
-def run(folder: Path, rows: int, turns: int) -> None:
-    with running_postgres() as postgres:
-        postgres.execute(_CREATE.format(rows=rows))
-        config = with_drivers(_config(folder, postgres))
+def run(folder: Path, kind: str, rows: int, turns: int) -> None:
+    running: AbstractContextManager[Postgres | MariaDB] = running_mariadb() if kind == "mariadb" else running_postgres()
+    with running as server:
+        create = _CREATE_MARIADB if kind == "mariadb" else _CREATE_POSTGRES
+        server.execute(create.format(rows=rows))
+        config = with_drivers(_config(folder, server))
         spark = session.start(config)
         spark.sparkContext.setLogLevel("ERROR")
         database = config.source.database
         assert database is not None
         plan = plan_table(Catalogs(spark, config), config, ResolvedTable(config.tables[0], "tables[0]"), None)
-        source = TableRows(spark, config, database, "public.orders", config.tables[0])
+        source = TableRows(spark, config, database, config.tables[0].source.partition(".")[2], config.tables[0])
         print(f"{rows:,} rows of 8 columns; rows a second, and rows a second of CPU time (medians of {turns})")
         for connections in (1, 2):
             parts = source.ranges(-(-rows // connections))
@@ -87,11 +100,13 @@ def _taken(way: Callable[[], DataFrame]) -> tuple[float, float]:
 
 
 def _jdbc(spark: SparkSession, database: DatabaseSection, parts: Sequence[str]) -> DataFrame:
-    given = {"user": str(database.user), "password": str(database.password), "driver": PostgresReader.driver}
+    given = {"user": str(database.user), "password": str(database.password), "driver": database_of(database.url).driver}
+    given["sessionVariables"] = "sql_mode=ANSI_QUOTES"  # MariaDB's: Spark quotes names as the standard does
     return spark.read.jdbc(database.url, "orders", predicates=list(parts), properties=given | {"fetchsize": "10000"})
 
 
-def _config(folder: Path, postgres: Postgres) -> Config:
+def _config(folder: Path, server: Postgres | MariaDB) -> Config:
+    schema = "public" if isinstance(server, Postgres) else server.database
     return Config.model_validate(
         {
             "sink": {"id": "bench", "checkpoint": str(folder / "state")},
@@ -99,10 +114,12 @@ def _config(folder: Path, postgres: Postgres) -> Config:
                 "type": "kafka",
                 "format": "debezium-json",
                 "options": {"kafka.bootstrap.servers": "nowhere:9092"},
-                "database": {"url": postgres.jdbc_url, "user": postgres.user, "password": postgres.password},
+                "database": {"url": server.jdbc_url, "user": server.user, "password": server.password},
             },
             "catalogs": {"lake": {"type": "hadoop", "warehouse": str(folder / "warehouse")}},
-            "tables": [{"source": "shop.public.orders", "target": "lake.db.orders", "key": ["id"], "columns": COLUMNS}],
+            "tables": [
+                {"source": f"shop.{schema}.orders", "target": "lake.db.orders", "key": ["id"], "columns": COLUMNS}
+            ],
             "spark": {"spark.master": "local[2]", "spark.driver.memory": "2g", "spark.ui.enabled": "false"},
         }
     )
@@ -110,11 +127,12 @@ def _config(folder: Path, postgres: Postgres) -> Config:
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--database", choices=["postgres", "mariadb"], default="postgres")
     parser.add_argument("--rows", type=int, default=2_000_000)
     parser.add_argument("--turns", type=int, default=3)
     args = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="rowdelta-load-") as folder:
-        run(Path(folder), args.rows, args.turns)
+        run(Path(folder), args.database, args.rows, args.turns)
 
 
 if __name__ == "__main__":
