@@ -105,8 +105,10 @@ class TableSection(TableFields):
             why = "only a key index finds the rows to remove. Write mode: upsert and deletes: position or copy-on-write"
         elif self.many_topics:
             why = "the table takes several topics, and a snapshot has the rows of one of them. Name one topic"
-        elif len(self.source_tables) > 1 or any(mark in name for name in self.source_tables for mark in "*?"):
-            why = "source_tables takes several tables, and a snapshot has the rows of one of them. Name one table"
+        elif self.source_tables:
+            why = "source names a table, and tables of several databases may have its name. Give it a topic of its own"
+        elif self.shared_with:
+            why = "other sinks write the table (shared_with), whose rows no snapshot of this one has"
         elif self.source_deletes == "ignore":
             why = "source_deletes: ignore keeps rows that the source doesn't have any more. Write source_deletes: apply"
         elif self.history is not None:

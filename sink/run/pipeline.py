@@ -351,7 +351,7 @@ class Pipeline:
 
     def _remove_applied(self) -> None:
         if isinstance(self._source, BufferSource):
-            self._source.remove_applied(self._supervisor.positions())
+            self._source.remove_applied(self._supervisor.needed_from())
 
     def _sample(self) -> Iterator[Event]:
         """What is to be seen beside the micro-batches at the moment. Another thread asks."""

@@ -242,6 +242,10 @@ class Supervisor:
         """Of all tables. None of those that aren't open."""
         return [(m.resolved.section, m.sink.position if m.sink else None) for m in self.members.values()]
 
+    def needed_from(self) -> list[tuple[TableSection, Position | None]]:
+        """Of all tables, from where on their source is read again if it must be. None of those that aren't open."""
+        return [(m.resolved.section, m.sink.needed_from if m.sink else None) for m in self.members.values()]
+
     def broken(self) -> list[Member]:
         """Tables that failed with an error that isn't harmless."""
         return [member for member in self.failed() if not is_harmless(member.error)]

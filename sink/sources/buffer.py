@@ -102,7 +102,7 @@ class BufferSource(KafkaSource):
     def remove_applied(self, tables: Sequence[tuple[TableSection, Position | None]]) -> None:
         """Remove segments that all tables of their topics have passed. Those of a topic that no table has stay.
 
-        :param tables: all tables, with their positions; None if it isn't known.
+        :param tables: all tables, with the positions from which they need it; None if it isn't known.
         """
         for topic, reached in _passed(tables).items():
             segments = self._admin().segments(topic)

@@ -82,10 +82,10 @@ class DatabaseRows(Protocol):
         """
 
 
-Work = Literal["micro-batch", "load", "replay", "correction", "purge"]
-"""What changes are. A correction is beside a run of the sink that may be going on: the position stays, and no change is
-late, whatever its order value. A purge removes rows that were marked as deleted (`soft_delete`), unless they have
-changed since.
+Work = Literal["micro-batch", "load", "replay", "reconcile", "purge"]
+"""What changes are. Those of `reconcile` correct rows beside a run of the sink, which may go on: the position stays,
+and no change is late, whatever its order value. A purge removes rows that were marked as deleted (`soft_delete`),
+unless they have changed since.
 """
 
 

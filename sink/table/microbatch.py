@@ -68,7 +68,7 @@ from sink.table.table_upkeep import TableUpkeep
 from sink.table.task_plans import TaskPlans, is_small
 from sink.table.telling import committed, copied, log_committed
 from sink.table.written import Begun, Written
-from sink.targets.notes import ROWS, SINK_ID
+from sink.targets.notes import ROWS, SINK_ID, WORK
 from sink.targets.own_position import amended, others_positions, own_position
 from sink.targets.own_state import HEALING, start_position
 from sink.targets.retries import Retries
@@ -260,17 +260,25 @@ class TableSink:
         return (changes, count) if count else None
 
     @property
+    def _snapshot(self) -> Resnapshot | None:
+        return self._state().resnapshot if self.plan.changelog.finds_snapshots else None
+
+    @property
     def ended_snapshot(self) -> Resnapshot | None:
         """A new snapshot of the source's table that is whole in the table, and whose missing rows aren't removed."""
-        found = self._state().resnapshot
+        found = self._snapshot
         return found if found is not None and found.has_ended(self.position) else None
 
-    def forget_snapshot(self, snapshot: Resnapshot) -> None:
-        """Its missing rows are removed, or can't be."""
+    def forget_snapshot(self) -> None:
+        """Its missing rows are removed, or can't be. No micro-batch may be applied meanwhile."""
+        self.table.set_property(f"{self._open.prefix}.{RESNAPSHOT}", "")  # a rollback takes back what is there
         self.table.refresh()
-        if self._state().resnapshot == snapshot:
-            self.table.set_property(f"{self._open.prefix}.{RESNAPSHOT}", None)
-            self.table.refresh()
+
+    @property
+    def needed_from(self) -> Position | None:
+        """From where on the source is read again if it must be. None if it isn't known."""
+        position, snapshot = self.position, self._snapshot
+        return position if position is None or snapshot is None else snapshot.needs(position)
 
     def apply_beside(self, work: Work, changes: "DataFrame", count: int) -> Written:
         """Apply changes that are of no stream: the position stays where it is.
@@ -730,7 +738,7 @@ class TableSink:
             rows = 0 if before.loaded is None or load != before.load else before.loaded.rows
             state = replace(state, load=load, loaded=Loaded(parts, rows + written.read))
         if self.plan.changelog.finds_snapshots:
-            found = resnapshot_after(before.resnapshot, written.stated, is_first=written.begun.empty)
+            found = resnapshot_after(before.resnapshot, written.stated)
             state = replace(state, resnapshot=found)
         return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
 
@@ -748,6 +756,7 @@ class TableSink:
         base = self._open.base if index is None else index.base
         before = self._state()
         changed = self._state_after(before, batch, written).changes_from(before)
+        work = {} if batch.work == "micro-batch" else {WORK: batch.work}
         return ChangeSet(
             prefix=self._open.prefix,
             operation=begun.operation,
@@ -759,11 +768,11 @@ class TableSink:
             # a commit that removes all rows removes others' too
             written_for_empty_table=begun.empty and not self._empties(written),
             truncates=self._empties(written),
-            summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts)},
+            summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts), **work},
             properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
             metrics=written.metrics if index is None else index.added_to(written.metrics),
             index=index,
-            amends=self._amends if batch.work == "correction" else (),
+            amends=self._amends if batch.work == "reconcile" else (),
             others=self._others,
         )
 

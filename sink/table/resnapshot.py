@@ -1,55 +1,73 @@
-"""What a table knows of a new snapshot of its source's table, whose rows come by the topic."""
+"""What a table knows of new snapshots of its source's table, whose rows come by the topic."""
 
 import json
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any, Self
 
-from changelog.decoding import Place, SnapshotMark, Stated
+from changelog.decoding import SnapshotMark, Stated
+from sink.sources.source import Position
 
 RESNAPSHOT = "resnapshot"
 """Part of a sink's state: the `Resnapshot`."""
 
 
 @dataclass(frozen=True)
-class Resnapshot:
-    """A snapshot that began when the table had rows already.
-
-    :param time: of its first record, in milliseconds since 1970.
-    :param first: the place of this record: partition and offset.
-    :param last: that of its last record. None until it has come.
-    """
+class Mark:
+    """The first or the last record of a snapshot: when it was sent, in milliseconds since 1970, and where it is."""
 
     time: int
-    first: Place
-    last: Place | None = None
+    partition: int
+    offset: int
+
+    def is_before(self, position: Position) -> bool:
+        return int(position.get(str(self.partition), 0)) > self.offset
+
+
+@dataclass(frozen=True)
+class Resnapshot:
+    """The newest snapshot. Of several partitions, older marks may come after newer ones.
+
+    :param first: its first record.
+    :param last: the newest last record, which may be that of an older one.
+    """
+
+    first: Mark
+    last: Mark | None = None
 
     @classmethod
     def from_json(cls, text: str) -> Self:
-        found = json.loads(text)
-        last = found["last"]
-        return cls(found["time"], tuple(found["first"]), None if last is None else tuple(last))
+        first, last = (None if mark is None else Mark(**mark) for mark in json.loads(text).values())
+        assert first is not None
+        return cls(first, last)
 
     def to_json(self) -> str:
         return json.dumps(asdict(self))
 
-    def has_ended(self, position: Mapping[str, Any] | None) -> bool:
-        """Whether all its records are before a position, as far as their order tells."""
-        if self.last is None or position is None:
+    def has_ended(self, position: Position | None) -> bool:
+        """Whether both are before a position, and the last one isn't of an older snapshot."""
+        if position is None or self.last is None or self.last.time < self.first.time:
             return False
-        return all(int(position.get(str(part), 0)) > offset for part, offset in (self.first, self.last))
+        return self.first.is_before(position) and self.last.is_before(position)
+
+    def needs(self, position: Mapping[str, Any]) -> Position:
+        """From where on the topic is read once more, as far as a position was kept for."""
+        name = str(self.first.partition)
+        return {**position, name: min(int(position.get(name, 0)), self.first.offset)}
 
 
-def resnapshot_after(known: Resnapshot | None, stated: Stated, *, is_first: bool) -> Resnapshot | None:
+def resnapshot_after(known: Resnapshot | None, stated: Stated) -> Resnapshot | None:
     """What is known after the messages of a micro-batch. A snapshot that begins anew, as after a crash of the
     connector, replaces one that hasn't ended.
-
-    :param is_first: the table had no rows, so that a snapshot that begins leaves none behind.
     """
-    marks = [(mark.time, place, mark.is_last) for mark, place in stated.items() if isinstance(mark, SnapshotMark)]
-    for time, place, is_last in sorted(marks):
-        if is_last:
-            known = None if known is None else replace(known, last=place)
-        else:
-            known = None if is_first else Resnapshot(time, place)
-    return known
+    found = [(mark, place) for mark, place in stated.items() if isinstance(mark, SnapshotMark)]
+    firsts, lasts = (
+        [Mark(mark.time, *place) for mark, place in found if mark.is_last is is_last] for is_last in (False, True)
+    )
+    if known is not None:
+        firsts.append(known.first)
+        lasts += [] if known.last is None else [known.last]
+    if not firsts:
+        return None  # nobody knows where it began
+    by_time = sorted(lasts, key=lambda mark: mark.time)
+    return Resnapshot(max(firsts, key=lambda mark: mark.time), by_time[-1] if by_time else None)

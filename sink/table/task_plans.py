@@ -49,7 +49,7 @@ class TaskPlans:
                 keeps_late=section.late == "dead-letter" and begun.work != "purge",
                 soft_delete=None if begun.work == "purge" else self._plan.changelog.soft_delete,
                 ignores_removals=section.source_deletes == "ignore",
-                applies_late=section.late == "apply" or begun.work == "correction",
+                applies_late=section.late == "apply" or begun.work == "reconcile",
                 history=self._plan.changelog.history,
                 absent_before=begun.absent_before,
                 show_values=self._config.sink.show_values,

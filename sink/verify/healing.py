@@ -135,7 +135,7 @@ class Healing:
         corrections = found.drop(*key).unionByName(removals(sink, missing, with_key)).localCheckpoint()
         count = corrections.count()
         if count:
-            sink.apply_beside("correction", corrections, count)
+            sink.apply_beside("reconcile", corrections, count)
         return keys
 
 

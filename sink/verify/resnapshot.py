@@ -3,13 +3,15 @@
 A connector that reads the table again sends all its rows, and no deletes. So a row is gone at the source if no message
 has named its key since the snapshot began:
 
-1. B is where its first record is. In the topic's other partitions, that is where messages are which came a minute
-   earlier: the order of partitions tells nothing.
-2. E is where the topic ends now. The keys of all messages from B to E are mentioned.
-3. Rows of the table with other keys are to be removed. They are found beside micro-batches.
+1. E is where the topic ends now.
+2. B is where the snapshot's first record is. In the topic's other partitions, that is where messages are which came an
+   hour earlier: the order of partitions tells nothing. A B that is too early only leaves rows behind.
+3. The keys of all messages from B to E are mentioned. Rows of the table with other keys are to be removed. They are
+   found beside micro-batches.
 4. In the table's turn, P is its position. Keys of messages from E to P have changed since, and are left out.
 
-Messages that retention has removed, or that can't be read, may have named any key: then nothing is removed.
+Messages that retention has removed, or that can't be read, may have named any key: then nothing is removed. Likewise if
+it would be most of the table: a snapshot of a part of it (`additional-conditions`) looks like one of all.
 """
 
 import logging
@@ -20,8 +22,9 @@ from pyspark.sql import Column, DataFrame, SparkSession
 from pyspark.sql import functions as F
 
 from changelog.amounts import amount
-from changelog.rows import PREFIX
+from changelog.rows import BAD, PREFIX, UNAVAILABLE
 from sink.config import Config
+from sink.sources.source import Position
 from sink.sources.topics import Offsets
 from sink.spark.changes import is_bad, is_truncate
 from sink.spark.expressions import binary_uuid, quoted
@@ -35,8 +38,14 @@ from sink.verify.topic import Topic
 
 log = logging.getLogger("rowdelta")
 
-_MARGIN = 60_000
-"""Milliseconds. A producer doesn't take longer between its sendings to two partitions."""
+_MARGIN = 3_600_000
+"""Milliseconds. If a partition's leader was lost, a producer sends a snapshot's first record so much later, at most."""
+_MOST = 0.5
+"""The part of the table's rows that a snapshot removes at most."""
+
+
+class _UnknownError(Exception):
+    """It can't be told which rows are gone, and why."""
 
 
 def remove_unmentioned(
@@ -50,8 +59,11 @@ def remove_unmentioned(
     snapshot = sink.ended_snapshot
     if snapshot is None:
         return
+    removing = _Removing(spark, config, sink, snapshot)
     try:
-        _Removing(spark, config, sink, snapshot).run(turn)
+        removing.run(turn)
+    except _UnknownError as why:
+        removing.give_up(turn, str(why))
     except JOB_ERRORS as error:
         raise job_error(sink.table.name, error) from error
 
@@ -65,70 +77,87 @@ class _Removing:
         self._topic = Topic(spark, config, sink.plan)
 
     def run(self, turn: Callable[[], AbstractContextManager[bool]]) -> None:
-        begin, ends = self._begin(), self._topic.ends()
-        if begin is None:
-            return self._give_up("messages of it aren't in the topic any more")
-        missing = self._missing(begin, ends)
-        if missing is None:
-            return self._give_up("some of its messages can't be read, so that they may be of any row")
+        """:raises _UnknownError: nothing is removed."""
+        ends = self._topic.ends()
+        missing = self._missing(self._begin(ends), ends)
         with turn() as has_turn:
             position = self._sink.position
             if not has_turn or position is None or self._sink.ended_snapshot != self._snapshot:
-                return None
-            since = self._topic.decoded(ends, position)
-            if since is not None:
-                if not since.where(is_bad(since)).isEmpty():
-                    return None  # another look finds out what is left
-                missing = joined(missing, _keys(since, self._plan), missing.columns, "left_anti")
-            changes = removals(self._sink, missing, lambda frame: frame.select("*", *_table_key(self._plan)))
-            changes = changes.localCheckpoint()
-            count = changes.count()
-            if count:
-                self._sink.apply_beside("correction", changes, count)
-            self._sink.forget_snapshot(self._snapshot)
+                return
+            changes, count = None, 0
+            if not missing.isEmpty():
+                since = self._read(ends, position)
+                missing = missing if since is None else joined(missing, self._keys(since), missing.columns, "left_anti")
+                changes = removals(self._sink, missing, lambda frame: frame.select("*", *_table_key(self._plan)))
+                changes = changes.localCheckpoint()
+                count = changes.count()
+            if changes is not None and count:
+                self._sink.apply_beside("reconcile", changes, count)
+            self._sink.forget_snapshot()
         log.info("%s: removed %s that the source's new snapshot doesn't have", self._name, amount(count, "row"))
-        return None
 
-    def _begin(self) -> Offsets | None:
-        """B. None if the topic may not have all since then."""
-        partition, offset = self._snapshot.first
-        firsts = self._topic.begin(None)
-        begin = self._topic.begin(self._snapshot.time - _MARGIN) | {str(partition): offset}
-        for name, since in begin.items():
-            is_sure = since > firsts.get(name, 0) or firsts.get(name, 0) == 0
-            if not is_sure and (name != str(partition) or since < firsts[name]):
-                return None
-        # nothing came since then in the other partitions
-        return self._topic.ends() | begin
-
-    def _missing(self, begin: Offsets, ends: Offsets) -> DataFrame | None:
-        """The keys of the table's rows that no message names between two places. None if that can't be told."""
-        decoded = self._topic.decoded(begin, ends)
-        if decoded is None:
-            return None
-        decoded = decoded.localCheckpoint()
-        if not decoded.where(is_bad(decoded) & ~is_truncate()).isEmpty():
-            return None
-        table = self._sink.upkeep.newest_table()
-        snapshot = table.snapshot_id()
-        if snapshot is None:
-            return None
-        rows = table.reader().current_frame(snapshot).select(*_table_key(self._plan))
-        return joined(rows, _keys(decoded, self._plan), rows.columns, "left_anti").localCheckpoint()
-
-    def _give_up(self, why: str) -> None:
+    def give_up(self, turn: Callable[[], AbstractContextManager[bool]], why: str) -> None:
+        with turn() as has_turn:
+            if not has_turn or self._sink.ended_snapshot != self._snapshot:
+                return
+            self._sink.forget_snapshot()
         log.warning(
             "%s: the source's table was read again, and rows that it doesn't have any more stay, since %s. rowdelta "
             "reconcile removes them",
             *(self._name, why),
         )
-        self._sink.forget_snapshot(self._snapshot)
 
+    def _begin(self, ends: Offsets) -> Offsets:
+        """B.
 
-def _keys(changes: DataFrame, plan: TablePlan) -> DataFrame:
-    """The keys of changelog rows."""
-    columns = [F.col(quoted(name)).alias(_key_name(n)) for n, name in enumerate(plan.section.key)]
-    return changes.where(~is_bad(changes)).select(*columns).distinct().localCheckpoint()
+        :param ends: E.
+        """
+        first, firsts = self._snapshot.first, self._topic.begin(None)
+        later = self._topic.begin(first.time - _MARGIN)
+        begin = ends | later | {str(first.partition): first.offset}
+        for name, end in ends.items():
+            oldest = firsts.get(name, end)
+            is_sure = begin[name] >= oldest if name == str(first.partition) else begin[name] > oldest
+            if oldest and not is_sure:
+                raise _UnknownError("messages of it may not be in the topic any more")
+        return begin
+
+    def _missing(self, begin: Offsets, ends: Offsets) -> DataFrame:
+        """The keys of the table's rows that no message names from B to E."""
+        table, plan = self._sink.upkeep.newest_table(), self._plan
+        changes, snapshot = self._read(begin, ends), table.snapshot_id()
+        if changes is None or snapshot is None:
+            raise _UnknownError("it has no messages")
+        frame = table.reader().current_frame(snapshot)
+        if plan.section.soft_delete is not None:  # they are marked already
+            frame = frame.where(~F.col(quoted(plan.section.soft_delete.column)).eqNullSafe(F.lit(True)))
+        rows = frame.select(*_table_key(plan))
+        missing = joined(rows, self._keys(changes), rows.columns, "left_anti").localCheckpoint()
+        count, total = missing.count(), rows.count()
+        if count > _MOST * total:
+            raise _UnknownError(f"they would be {count:,} of {total:,}, as if it were one of a part of the table")
+        return missing
+
+    def _read(self, begin: Offsets, end: Position) -> DataFrame | None:
+        """What the changelog rows from one place to another say of their keys. None if there are none.
+
+        :raises _UnknownError: some can't be read, or aren't there any more.
+        """
+        decoded = self._topic.decoded(begin, end)
+        if decoded is None:
+            return None
+        names = [*self._plan.section.key, BAD, *({UNAVAILABLE} & {*decoded.columns})]
+        changes = decoded.select(*map(quoted, names)).localCheckpoint()
+        firsts = self._topic.begin(None)
+        if any(firsts.get(name, 0) > offset < int(end[name]) for name, offset in begin.items() if name in end):
+            raise _UnknownError("messages of it were removed while they were read")
+        if not changes.where(is_bad(changes) & ~is_truncate()).isEmpty():
+            raise _UnknownError("some of its messages can't be read, so that they may be of any row")
+        return changes
+
+    def _keys(self, changes: DataFrame) -> DataFrame:
+        columns = [F.col(quoted(name)).alias(_key_name(n)) for n, name in enumerate(self._plan.section.key)]
+        return changes.where(~is_bad(changes)).select(*columns).distinct().localCheckpoint()
 
 
 def _table_key(plan: TablePlan) -> list[Column]:

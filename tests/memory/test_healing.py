@@ -25,7 +25,7 @@ class Healed(TwoSinks):
         self.messages = [Message(((kind, (key, "b", "eu", order)),), {}) for kind, key, order in changes]
         self.orders = [order for *_, order in changes]
         rows: Any = self._batch(0, len(changes)).changes
-        self.opened(Clock(), is_guest=True).apply_beside("correction", rows, len(changes))
+        self.opened(Clock(), is_guest=True).apply_beside("reconcile", rows, len(changes))
 
     def run(self) -> TableSink:
         return self.process("stream", "another")
@@ -98,7 +98,7 @@ def test_maintenance_has_a_corrected_table_opened_again(monkeypatch: pytest.Monk
     def refuse(*_: object) -> None:
         raise amended
 
-    for step in ("_drop", "_expire", "_clean", "_purge", "_move"):
+    for step in ("_drop", "_expire", "_clean", "_purge", "_reconcile", "_move"):
         monkeypatch.setattr(Maintenance, step, refuse)
     supervisor: Any = SimpleNamespace(set_aside=lambda member, error: said.append((member, error)))
     member: Any = SimpleNamespace(target="lake.t", sink=MagicMock())

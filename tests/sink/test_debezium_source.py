@@ -220,7 +220,7 @@ def test_rows_that_a_new_snapshot_does_not_have_are_removed(shop: Shop, caplog: 
     things, values = f"{shop.name}.things", shop.values("available-now")
     values["tables"][0] |= {"key": ["id"], "resnapshot": "reconcile"}
     values["tables"][1] |= {"mode": "upsert", "resnapshot": "reconcile"}
-    shop.connector["snapshot.mode"] = "always"
+    shop.connector |= {"snapshot.mode": "always", "max.batch.size": "20", "max.queue.size": "40"}  # many segments
     shop.postgres.execute(
         f"INSERT INTO {things} SELECT i, 'n' || i, i FROM generate_series(1, 100) i;\n"
         f"INSERT INTO {shop.name}.events (what) SELECT 'e' || i FROM generate_series(1, 50) i"

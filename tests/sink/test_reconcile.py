@@ -76,6 +76,7 @@ def test_what_has_drifted_is_corrected_and_nothing_else_written(shop: Shop, capl
         last = shop.spark.sql(f"SELECT summary FROM {shop.target}.snapshots ORDER BY committed_at DESC LIMIT 1").first()
         assert last is not None
         assert last["summary"]["added-records"] == "65", "the rows that the table lacked, or had otherwise"
+        assert last["summary"]["rowdelta.work"] == "reconcile"
     assert shop.catches_up(), "the sink goes on from its position"
     assert reconciled(shop).healed == 0
     assert "key index" not in caplog.text, "nobody had to build it again"
@@ -102,7 +103,7 @@ def test_beside_a_run_while_the_source_changes(
         assert wait_until(lambda: shop.rows() == shop.source_rows())
     assert "another run with the same sink id" not in caplog.text
     assert "rows were corrected by rowdelta reconcile. It is opened again." in caplog.text
-    assert f"{shop.target} correction: " in caplog.text
+    assert f"{shop.target} reconcile: " in caplog.text
 
 
 def test_rows_that_do_not_fit_stay_as_they_are_and_are_told(shop: Shop) -> None:
