@@ -237,9 +237,10 @@ class Loading:
         assert found is not None
         _, loaded = found
         seconds = time.monotonic() - since
+        rate = loaded.rows * (loaded.parts - first) / loaded.parts / max(seconds, 0.001)  # parts are of about one size
         left = seconds / (loaded.parts - first) * (load.count - loaded.parts)
         log.info(
-            "%s: loaded %s of about %s (%d %%), %.0f s left",
+            "%s: loaded %s of about %s (%d %%), %s rows/s, %.0f s left",
             *(self._name, f"{loaded.rows:,}", amount(max(load.estimated, loaded.rows), "row")),
-            *(100 * loaded.parts // load.count, left),
+            *(100 * loaded.parts // load.count, f"{rate:,.0f}", left),
         )
