@@ -117,8 +117,8 @@ def _between(column: str, bounds: list[str]) -> list[str]:
 def files(connection: PostgresConnection, table: str) -> str:
     """Names what changes when rows do of which the log says nothing: the files in which they have their places, which
     are others when all rows are written anew (VACUUM FULL, CLUSTER, TRUNCATE); the replica identity, which decides what
-    an update lacks; columns that have got a default; and
-    all columns. A column that is new and has no default comes at the end.
+    an update lacks; columns that have got a default; the primary key; and all columns. A column that is new and has no
+    default comes at the end.
 
     :param table: in quotes.
     :raises ConfigError: it, or a partition, isn't in the log.
@@ -135,6 +135,7 @@ def files(connection: PostgresConnection, table: str) -> str:
         f"(SELECT string_agg(DISTINCT relreplident::text, ',') FROM pg_class WHERE oid IN ({parts})), "
         "(SELECT string_agg(attrelid || '.' || attnum, ',' ORDER BY attrelid, attnum) FROM pg_attribute WHERE "
         f"atthasmissing AND NOT attisdropped AND attrelid IN ({parts})), "
+        f"(SELECT indkey::text FROM pg_index WHERE indisprimary AND indrelid = {whole}), "
         "(SELECT json_agg(ARRAY[attnum::text, attname] ORDER BY attnum)::text FROM pg_attribute WHERE attnum > 0 AND "
         f"NOT attisdropped AND attrelid = {whole})"
     )

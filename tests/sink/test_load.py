@@ -439,6 +439,11 @@ def test_a_loaded_table_is_equal_after_kills_while_the_source_changes(
             "have other types now",
             "or altered while it was loaded",
         ),
+        (
+            "ALTER TABLE {0} DROP CONSTRAINT {0}_pkey, ADD PRIMARY KEY (id, name)",
+            "or altered while it was loaded",
+            "or altered while it was loaded",
+        ),
         ("DROP TABLE {}", "does not exist", "there is no table"),
     ],
 )
