@@ -287,7 +287,10 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
     # MariaDB's connector tells nobody how far it is, so each round waits
     "sink/test_reconcile.py": ["beside_a_run_while_the_source_changes[mariadb"],
     "stack/test_demo_database.py": ["*"],
-    "sink/test_mysql_mirror.py": ["a_database_is_mirrored_while_it_changes_and_is_altered_and_both_are_killed[6"],
+    "sink/test_mysql_mirror.py": [
+        "a_database_is_mirrored_while_it_changes_and_is_altered_and_both_are_killed[6",
+        "reconcile_starts_the_engine",
+    ],
     "stack/test_load_replay.py": [
         "tables_that_are_loaded_meanwhile_equal_their_sources[postgres-debezium",
         "tables_that_are_loaded_meanwhile_equal_their_sources[mariadb",
