@@ -141,7 +141,7 @@ class DatabaseSection(Section):
 
 POSTGRES = "io.debezium.connector.postgresql.PostgresConnector"
 _OURS = re.compile(
-    r"name|rowdelta\..*|offset\..*|errors\.max\.retries|converter\..*|schema\.history\.internal|connect\.keep\.alive.*"
+    r"name|rowdelta\..*|offset\..*|errors\.max\.retries|converter\..*|schema\.history\.internal|connect\.keep\.alive.*|message\.prefix\..*"
     r"|(key|value|header)\.converter(?!\.schemas\.enable$).*"
 )
 """Fits properties of a connector that the sink sets itself."""

@@ -116,8 +116,9 @@ class MySQLTable(CatalogTable):
         return [_beyond(key, bounds[0], "<"), *inner, _beyond(key, bounds[-1], ">=")]
 
     def files(self) -> str:
-        """InnoDB's numbers of the table or its partitions, which are others after TRUNCATE; how columns are defined of
-        which a row has a value that no message tells when they are new; and all columns.
+        """The server's number, since rows that were read may be gone after a failover; InnoDB's numbers of the table or
+        its partitions, which are others after TRUNCATE; how columns are defined of which a row has a value that no
+        message tells when they are new; and all columns.
         """
         names = {"schema": _STORED.format("COALESCE(NULLIF(?, ''), DATABASE())"), "table": _STORED.format("?")}
         # a parameter stands there twice
@@ -128,7 +129,8 @@ class MySQLTable(CatalogTable):
             found = self._connection.rows(_FILES.format(tables="innodb_sys_tables", **names), *twice)
         columns = self._connection.rows(_DEFINED, *self._name)
         filled = [column for column in columns if column[2] or column[3] == "NO" or column[4]]
-        parts = [[number for (number,) in found], filled, [column[:2] for column in columns]]
+        ((server,),) = self._connection.rows("SELECT @@server_id")
+        parts = [[server, *(number for (number,) in found)], filled, [column[:2] for column in columns]]
         return ";".join(map(json.dumps, parts)).removesuffix("]")
 
     def writers(self) -> Mapping[str, str]:

@@ -91,8 +91,9 @@ class OwnConnector:
         if connection.rows(query) == [("itself",)]:
             return
         raise ConfigError(
-            f"{self._section.target}: the publication {name} doesn't have {self._table}, so that its changes would be "
-            "lost. Add it (ALTER PUBLICATION), or let the connector do it: publication.autocreate.mode: filtered."
+            f"{self._section.target}: the publication {name} doesn't have {self._table} with all its rows, columns "
+            "and operations, so that changes would be lost. Add it (ALTER PUBLICATION), or let the connector do it: "
+            "publication.autocreate.mode: filtered."
         )
 
     def _stopped(self) -> TemporaryError:

@@ -118,8 +118,9 @@ class Postgres(Database):
         if self._connection.rows(published_query(self._quoted_table, names)) == [("nothing",)]:
             who = "no publication has" if names is None else f"the publication {', '.join(names)} does not have"
             raise ConfigError(
-                f"{who} {self.name}, so that its changes would be lost. Add it (ALTER PUBLICATION … ADD TABLE), or let "
-                "the connector do it, when it starts again: publication.autocreate.mode: filtered."
+                f"{who} {self.name} with all its rows, columns and operations, so that changes would be lost. Add it "
+                "(ALTER PUBLICATION … ADD TABLE), or let the connector do it, when it starts again: "
+                "publication.autocreate.mode: filtered."
             )
 
     def _slots(self) -> list[tuple[str | None, ...]]:

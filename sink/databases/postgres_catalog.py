@@ -63,7 +63,8 @@ def own_rows_query(table: str) -> str:
 
 
 def published_query(table: str, publications: Sequence[str] | None) -> str:
-    """A query for what publications have of a table: `itself`, all of its `partitions`, or nothing.
+    """A query for what publications have of a table: `itself`, all of its `partitions`, or nothing. One that leaves out
+    rows, columns or operations has nothing: a part of the changes is none.
 
     :param table: in quotes (`quoted_table`).
     :param publications: their names. None means any.
@@ -76,7 +77,14 @@ def published_query(table: str, publications: Sequence[str] | None) -> str:
                     ELSE 'nothing' END
         FROM pg_class c
         JOIN pg_namespace n ON n.oid = c.relnamespace
-        LEFT JOIN pg_publication_tables p ON p.schemaname = n.nspname AND p.tablename = c.relname {named}
+        LEFT JOIN (
+            SELECT p.* FROM pg_publication_tables p JOIN pg_publication b ON b.pubname = p.pubname
+            WHERE b.pubinsert AND b.pubupdate AND b.pubdelete
+        ) p ON p.schemaname = n.nspname AND p.tablename = c.relname {named}
+            AND to_jsonb(p)->>'rowfilter' IS NULL  -- Postgres 14 has no such columns
+            AND coalesce(jsonb_array_length(to_jsonb(p)->'attnames') >= (
+                SELECT count(*) FROM pg_attribute a
+                WHERE a.attrelid = c.oid AND a.attnum > 0 AND NOT a.attisdropped AND a.attgenerated = ''), true)
         WHERE c.oid = {whole} OR c.oid IN (SELECT relid FROM pg_partition_tree({whole}) WHERE isleaf)
     """
 

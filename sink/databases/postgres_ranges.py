@@ -115,10 +115,10 @@ def _between(column: str, bounds: list[str]) -> list[str]:
 
 
 def files(connection: PostgresConnection, table: str) -> str:
-    """Names what changes when rows do of which the log says nothing: the files in which they have their places, which
-    are others when all rows are written anew (VACUUM FULL, CLUSTER, TRUNCATE); the replica identity, which decides what
-    an update lacks; columns that have got a default; the primary key; and all columns. A column that is new and has no
-    default comes at the end.
+    """Names what changes when rows do of which the log says nothing: its timeline, since after a failover rows may be
+    gone that were read; the files in which they have their places, which are others when all rows are written anew
+    (VACUUM FULL, CLUSTER, TRUNCATE); the replica identity, which decides what an update lacks; columns that have got a
+    default; the primary key; and all columns. A column that is new and has no default comes at the end.
 
     :param table: in quotes.
     :raises ConfigError: it, or a partition, isn't in the log.
@@ -131,7 +131,8 @@ def files(connection: PostgresConnection, table: str) -> str:
             "the tables; or name a table in verify.table whose changes the topic has."
         )
     (found,) = connection.rows(
-        f"SELECT (SELECT string_agg(pg_relation_filenode(relid)::text, ',' ORDER BY relid) FROM ({parts}) p), "
+        "SELECT left(pg_walfile_name(pg_current_wal_lsn()), 8), "
+        f"(SELECT string_agg(pg_relation_filenode(relid)::text, ',' ORDER BY relid) FROM ({parts}) p), "
         f"(SELECT string_agg(DISTINCT relreplident::text, ',') FROM pg_class WHERE oid IN ({parts})), "
         "(SELECT string_agg(attrelid || '.' || attnum, ',' ORDER BY attrelid, attnum) FROM pg_attribute WHERE "
         f"atthasmissing AND NOT attisdropped AND attrelid IN ({parts})), "

@@ -90,6 +90,7 @@ _END_SECONDS = 10.0
 _ATTEMPTS = 3
 """So often a run that ends by itself starts an engine that the database doesn't answer."""
 _LOOK_SECONDS = 0.2
+_TELL_SECONDS = 30.0
 _PASSING = re.compile(
     "refused|timed? ?out|terminat|reset|closed|shutting down|starting up|recovery|unreachable|unknown ?host|no route"
     "|is active for|too many|i/o error|can't be written|no space|out ?of ?memory|link failure",
@@ -128,7 +129,7 @@ class Engine:
 
         :raises RowdeltaError: why it can't.
         """
-        mark, came = uuid4().hex, threading.Event()
+        mark, came, told_at = uuid4().hex, threading.Event(), time.monotonic()
         with self._lock:
             self._marks[mark] = came
             self._send(mark)
@@ -137,6 +138,9 @@ class Engine:
                 self.raise_error()
                 if stopping():
                     return False
+                if time.monotonic() - told_at > _TELL_SECONDS:
+                    told_at = time.monotonic()
+                    log.info("waiting until Debezium's engine has read the database's log to its end")
             return True
         finally:
             with self._lock:

@@ -326,7 +326,15 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
     with pytest.raises(ConfigError, match=f"no publication has public.{shop.table} of"):
         shop.load()
     shop.database = {"slot": shop.prefix}
-    shop.server.execute(f"ALTER PUBLICATION {shop.prefix} ADD TABLE {shop.table}")
+    whole = f"SET TABLE {shop.table}"
+    for part in (f"{whole} WHERE (id < 0)", f"{whole} (id, name)", f"{whole}", "SET (publish = 'insert, update')"):
+        shop.server.execute(f"ALTER PUBLICATION {shop.prefix} {part}")
+        if part != whole:
+            with pytest.raises(
+                ConfigError, match=f"the publication {shop.prefix} does not have public.{shop.table} of"
+            ):
+                shop.load()
+    shop.server.execute(f"ALTER PUBLICATION {shop.prefix} SET (publish = 'insert, update, delete, truncate')")
     shop.entry = {"mode": "append"}
     with pytest.raises(ConfigError, match="got mode append, expected upsert for a load"):
         shop.load()

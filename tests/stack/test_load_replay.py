@@ -27,11 +27,11 @@ from tests.stack.process import running, wait_until
 from tests.stack.sink_process import SinkProcess, written
 
 KILLS = int(os.environ.get("ROWDELTA_KILLS", "1"))
-PATIENCE = 300.0
+PATIENCE = 600.0
 _OF_CONNECT = ("tasks.", "topic.creation.", "offset.", "schema.history.")
 """How properties of a connector begin that its engine alone doesn't have."""
 
-pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(900 + 120 * KILLS)]
+pytestmark = [pytest.mark.spark, pytest.mark.kafka, pytest.mark.timeout(1800 + 120 * KILLS)]
 
 
 class Source(Protocol):
