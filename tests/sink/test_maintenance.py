@@ -435,7 +435,7 @@ def test_each_table_and_each_step_has_its_turn(monkeypatch: pytest.MonkeyPatch) 
     supervisor.working.return_value = [Mock(target="a"), Mock(target="b"), Mock(target="c")]
     thread = Maintenance(Mock(), Mock(), supervisor)
     seen = list[str]()
-    steps = ("move", "purge", "drop", "expire", "clean")
+    steps = ("move", "purge", "reconcile", "drop", "expire", "clean")
     for name in (f"_{step}" for step in steps):
         monkeypatch.setattr(thread, name, lambda member, *_, name=name: seen.append(f"{member.target}{name}"))
     clock = [0.0]

@@ -117,7 +117,7 @@ def test_a_database_is_mirrored_while_it_changes_and_both_are_killed(mirror: Mir
             )
             with psycopg.connect(mirror.postgres.url) as connection:
                 connection.execute(f"UPDATE {later} SET what = 'new'".encode())
-                assert wait_until(lambda: f"transactions that have changed {later}" in sink.text(), 300), sink.text()
+                assert wait_until(lambda: f"which have changed {later} of" in sink.text(), 300), sink.text()
                 sink.kill()
                 sink.start()
             assert wait_until(lambda: mirror.equals("later"), 300), sink.text()
