@@ -4,6 +4,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Self
 
+ASYNCHRONOUS_IS_WRITTEN = (
+    "SELECT pg_sleep(3 * setting::float8 / 1000)::text FROM pg_settings WHERE name = 'wal_writer_delay'"
+)
+"""A query that waits until the log has all that others see when it begins: this is how long the server may take."""
+
 
 def quoted(name: str) -> str:
     return '"' + name.replace('"', '""') + '"'

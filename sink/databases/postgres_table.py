@@ -12,7 +12,14 @@ from pyspark.sql import DataFrame, SparkSession
 from sink.config import DatabaseSection
 from sink.databases import postgres_ranges
 from sink.databases.catalog_table import Batches, CatalogColumn, CatalogTable
-from sink.databases.postgres_catalog import PostgresColumn, columns_query, key_query, literal, quoted_table
+from sink.databases.postgres_catalog import (
+    ASYNCHRONOUS_IS_WRITTEN,
+    PostgresColumn,
+    columns_query,
+    key_query,
+    literal,
+    quoted_table,
+)
 from sink.databases.postgres_connection import PostgresConnection
 from sink.databases.postgres_values import read_column
 from sink.errors import ConfigError, TemporaryError
@@ -146,7 +153,8 @@ class Begun:
 
 
 def begun_now(primary: PostgresConnection) -> Begun:
-    """What the primary has written by now."""
+    """What others see on the primary by now. What was committed with synchronous_commit = off is written after that."""
+    primary.rows(ASYNCHRONOUS_IS_WRITTEN)
     ((lsn, system),) = primary.rows(
         "SELECT pg_current_wal_lsn()::text, system_identifier::text FROM pg_control_system()"
     )

@@ -220,6 +220,20 @@ def test_a_replica_is_read_when_it_has_what_the_primary_had(postgres: Postgres) 
                 list(other([numbers]))
 
 
+def test_a_replica_must_have_what_others_see_though_the_log_is_written_later(postgres: Postgres) -> None:
+    postgres.execute("ALTER SYSTEM SET wal_writer_delay = '1s';\nSELECT pg_reload_conf();\nCREATE TABLE later (id int)")
+    with (
+        psycopg.connect(postgres.url, autocommit=True) as writer,
+        closing(PostgresConnection(section(postgres))) as primary,
+    ):
+        writer.execute("SET synchronous_commit = off")
+        ((before,),) = writer.execute("SELECT pg_current_wal_lsn()::text").fetchall()
+        writer.execute("INSERT INTO later VALUES (1)")
+        begun = begun_now(primary)
+        assert primary.rows(f"SELECT '{begun.lsn}'::pg_lsn > '{before}'::pg_lsn") == [(True,)]
+    postgres.execute("ALTER SYSTEM RESET wal_writer_delay;\nSELECT pg_reload_conf()")
+
+
 def test_rows_that_a_policy_hides_are_not_left_out(postgres: Postgres) -> None:
     postgres.execute(
         "CREATE TABLE hidden (id int PRIMARY KEY);\nINSERT INTO hidden VALUES (1), (2);\n"
