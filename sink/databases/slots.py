@@ -1,4 +1,6 @@
-"""The replication slots of a source's Postgres: how much of its log the database keeps for them."""
+"""The replication slots of a source's Postgres: how much of its log the database keeps for them. Replicas' slots are
+among them if nobody reads them.
+"""
 
 from collections.abc import Iterator, Sequence
 from contextlib import closing
@@ -16,6 +18,7 @@ SELECT s.slot_name, s.active, pg_wal_lsn_diff(w.now, s.restart_lsn)::int8,
 FROM pg_replication_slots s,
      (SELECT CASE WHEN pg_is_in_recovery() THEN pg_last_wal_replay_lsn() ELSE pg_current_wal_lsn() END AS now) w
 WHERE s.slot_type = 'logical' AND s.database = current_database()
+   OR s.slot_type = 'physical' AND NOT s.active AND s.restart_lsn IS NOT NULL
 ORDER BY s.slot_name
 """
 """Older servers lack the columns that are asked for by their names as text."""
