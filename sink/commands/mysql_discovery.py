@@ -11,13 +11,12 @@ from sink.commands.database_discovery import OPTION, chosen, named_otherwise
 from sink.commands.discovery import Found, LeftOut
 from sink.config import Config, DatabaseSection
 from sink.databases.database import Connection
-from sink.databases.mysql_catalog import list_tables
+from sink.databases.mysql_catalog import list_tables, missing_in_log
 from sink.databases.mysql_table import MySQLTable
 from sink.databases.read_columns import Spelling
 from sink.spark import session
 from sink.spark.jdbc import MARIADB
 
-_SERVER = "SELECT @@log_bin, @@binlog_format, @@binlog_row_image"
 _PRIVILEGES = """
 SELECT privilege_type FROM information_schema.user_privileges WHERE REPLACE(grantee, CHAR(39), '') = CURRENT_USER()
 """
@@ -44,7 +43,7 @@ def tables(
         names = chosen(existing, pattern)
         results = [_table(spark, section, prefix, name) for name in names]
         with closing(Connection(spark, *MARIADB, section, OPTION)) as connection:
-            return results, list(_lacking(connection))
+            return results, list(_lacking(connection, database))
 
 
 def _table(spark: SparkSession, section: DatabaseSection, prefix: str, name: str) -> Found | LeftOut:
@@ -58,12 +57,8 @@ def _table(spark: SparkSession, section: DatabaseSection, prefix: str, name: str
     return Found(topic, Recognized("debezium-json", has_schema=True), key, 0, key_is_stated=True, excluded=unread)
 
 
-def _lacking(connection: Connection) -> Iterator[str]:
-    ((is_on, form, image),) = connection.rows(_SERVER)
-    if is_on != "1":
-        yield "it has no binlog. Start it with log_bin"
-    if (form, image) != ("ROW", "FULL"):
-        yield f"binlog_format is {form} and binlog_row_image {image}. Write ROW and FULL into its configuration"
+def _lacking(connection: Connection, database: str) -> Iterator[str]:
+    yield from missing_in_log(connection, database)
     rights = {str(right) for (right,) in connection.rows(_PRIVILEGES)}
     rights |= {_OTHER_NAMES[right] for right in rights & _OTHER_NAMES.keys()}
     missing = [right for right in _NEEDED if right not in rights]

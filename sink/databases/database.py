@@ -204,11 +204,19 @@ class Database(ABC):
         """:raises ConfigError: the server may lack what the topic has already."""
 
     @abstractmethod
-    def check_reader(self) -> None:
+    def check_reader(self, *, is_named: bool) -> None:
         """Check that a connector reads the log, and which.
 
-        :raises ConfigError: nobody does, or it isn't clear who.
+        :param is_named: whether the configuration names the table whose changes the topic has. Else it is that of the
+            topic's name.
+        :raises ConfigError: nobody does, it isn't clear who, or the table's changes come elsewhere.
         """
+
+    def is_altered(self) -> bool:
+        """Whether the table may have been emptied or altered, in a way of which no message tells, after changes that
+        the connector may still write, or write again. False if the database doesn't tell.
+        """
+        return False
 
     def close(self) -> None:
         self._connection.close()

@@ -6,8 +6,8 @@ from contextlib import contextmanager, suppress
 from pyspark.sql.types import LongType, StringType
 
 from sink.databases.conversion import Selected
-from sink.databases.database import Database
-from sink.databases.mysql_catalog import binlog_place, literal, quoted, read_columns, select
+from sink.databases.database import Connection, Database
+from sink.databases.mysql_catalog import binlog_place, literal, missing_in_log, quoted, read_columns, select
 from sink.databases.reading import Delivered, Keys, Newest, SourceRows
 from sink.errors import ConfigError, RowdeltaError
 from sink.spark.jdbc import MARIADB
@@ -56,9 +56,9 @@ class MySQL(Database):
 
     def check_server(self) -> None:
         """The server that the connector reads is the right one, also if it is a replica."""
-        self.check_reader()
+        self.check_reader(is_named=True)
 
-    def check_reader(self) -> None:
+    def check_reader(self, *, is_named: bool) -> None:
         users = sorted({user for user, _ in self._dumps()})
         if not users:
             wanted = self._section.connector_user
@@ -74,6 +74,7 @@ class MySQL(Database):
                 f"{self.name}. Those who read it now: {', '.join(users)}. If another one, such as a replica, passed "
                 "for the connector, changes would be lost."
             )
+        refuse_missing(self._connection, self._table, self._path)
 
     def _dumps(self) -> list[tuple[str, str | None]]:
         """User and state of those who read the binlog: the connector, or all if it isn't named."""
@@ -108,6 +109,15 @@ class MySQL(Database):
 
     def _literal(self, text: str) -> str:
         return literal(text)
+
+
+def refuse_missing(connection: Connection, table: str, path: str = "source.database") -> None:
+    """:param table: as `database.table`, or without a database.
+    :param path: the section's place in the configuration, for messages.
+    :raises ConfigError: the server's binlog doesn't have the changes of a table.
+    """
+    for lacking in missing_in_log(connection, table.rpartition(".")[0]):
+        raise ConfigError(f"{path}.url: the server's log lacks changes of {table}, which would be lost: {lacking}.")
 
 
 def _numbered(file: str, place: int) -> tuple[int, int]:

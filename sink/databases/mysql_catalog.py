@@ -1,7 +1,7 @@
 """What the catalog of MySQL or MariaDB says of a table, and how names, values and columns are written in SQL."""
 
-from collections.abc import Sequence
-from contextlib import closing
+from collections.abc import Iterator, Sequence
+from contextlib import closing, suppress
 from dataclasses import dataclass
 from typing import Self
 
@@ -22,6 +22,11 @@ _TABLES = """
 SELECT table_schema, table_name FROM information_schema.tables
 WHERE table_type = 'BASE TABLE' AND table_schema NOT IN ('mysql', 'information_schema', 'performance_schema', 'sys')
 ORDER BY table_schema, table_name
+"""
+_LOG = "SELECT @@log_bin, @@binlog_format, @@binlog_row_image, @@lower_case_table_names, DATABASE()"
+_REPLICATES = "SELECT 1 FROM information_schema.processlist WHERE user = 'system user' AND command <> 'Daemon' LIMIT 1"
+_WITHOUT_REPLICATED = """
+SHOW GLOBAL VARIABLES WHERE variable_name IN ('log_slave_updates', 'log_replica_updates') AND value = 'OFF'
 """
 _PADDED = frozenset(["char", "enum", "set"])
 """Spark adds blanks to texts of a fixed length, which the drivers say these have."""
@@ -94,13 +99,39 @@ def list_tables(spark: SparkSession, section: DatabaseSection, path: str = "sour
 
 def binlog_place(connection: Connection) -> tuple[str, int] | None:
     """The file of the binlog and the place in it that come next. None if the user may not see it."""
-    for query in ("SHOW BINARY LOG STATUS", "SHOW MASTER STATUS"):
-        try:
-            for name, place, *_ in connection.rows(query):
-                return str(name), int(str(place))
-        except RowdeltaError:
-            continue  # the server doesn't have it, or the user may not
+    for name, place, *_ in _binlog_status(connection):
+        return str(name), int(str(place))
     return None
+
+
+def _binlog_status(connection: Connection) -> list[tuple[str | None, ...]]:
+    """One row: file, place, binlog_do_db, binlog_ignore_db and more. None at all if the user may not see it."""
+    for query in ("SHOW BINARY LOG STATUS", "SHOW MASTER STATUS"):
+        with suppress(RowdeltaError):  # the server doesn't have it, or the user may not
+            return connection.rows(query)
+    return []
+
+
+def missing_in_log(connection: Connection, database: str) -> Iterator[str]:
+    """What the binlog lacks of changes of a database's tables, and the way out, as far as the user may see it.
+
+    :param database: empty for that of the URL.
+    """
+    ((is_on, form, image, case, own),) = connection.rows(_LOG)
+    database = database or str(own)
+    if is_on != "1":
+        yield "it has no binlog. Start it with log_bin"
+    if (form, image) != ("ROW", "FULL"):
+        yield f"binlog_format is {form} and binlog_row_image {image}. Write ROW and FULL into its configuration"
+    for _, _, taken, ignored, *_ in _binlog_status(connection):
+        texts = (taken or "", ignored or "", database)
+        taken, ignored, name = texts if case == "0" else map(str.lower, texts)
+        if taken and name not in taken.split(","):
+            yield f"binlog_do_db has {taken} only. Add {database}"
+        if not taken and name in ignored.split(","):
+            yield f"binlog_ignore_db has {database}. Remove it"
+    if connection.rows(_REPLICATES) and (found := connection.rows(_WITHOUT_REPLICATED)):
+        yield f"it is a replica without {found[0][0]}. Turn that on, or name the server from which it gets its changes"
 
 
 def select(column: MySQLColumn) -> Selected | None:

@@ -1,6 +1,7 @@
 """Debezium's connector, if the sink runs it itself, and a table is loaded beside it."""
 
 import logging
+import time
 from collections.abc import Callable
 from contextlib import closing
 
@@ -8,18 +9,27 @@ from pyspark.sql import SparkSession
 
 from sink.config import Config, DatabaseSection, TableSection
 from sink.databases.captured import captured_topics
+from sink.databases.database import Connection
 from sink.databases.kinds import database_of
-from sink.databases.mysql import MySQL
-from sink.databases.postgres_catalog import published_query, quoted_table
+from sink.databases.mysql import MySQL, refuse_missing
+from sink.databases.postgres_catalog import literal, published_query, quoted_table
 from sink.databases.postgres_connection import PostgresConnection
 from sink.errors import ConfigError, TemporaryError
 from sink.sources.engine import Engine
+from sink.spark.jdbc import MARIADB
 
 log = logging.getLogger("rowdelta")
 
 _MARKS_SINCE = 140_000
 """Version of the server whose log takes marks."""
+_REMEMBERS_SINCE = {14: 18, 15: 13, 16: 9, 17: 5}
+"""Major version of a server that once forgot a publication's new table -> the minor one that doesn't."""
 
+_LOOK_SECONDS = 0.5
+_PATIENT_LOOKS = 4
+_NEXT_TRANSACTION = "SELECT pg_current_xact_id()::text"
+"""All that run have lower numbers. A snapshot's `xmax` may be below theirs, too."""
+_HAVE_ENDED = "SELECT pg_snapshot_xmin(pg_current_snapshot()) > '{}'::xid8"
 _SERVER = "SELECT pg_is_in_recovery(), current_setting('server_version_num')::int8"
 
 
@@ -28,6 +38,7 @@ class OwnConnector:
 
     :param engine: has caught up once.
     :param table: in the database, as `schema.table`.
+    :param remembered: tables that the engine gets from a server that forgets some. It grows.
     :param stopping: whether a load that hasn't begun is not to begin.
     """
 
@@ -39,6 +50,7 @@ class OwnConnector:
         database: DatabaseSection,
         section: TableSection,
         table: str,
+        remembered: set[str],
         stopping: Callable[[], bool],
     ) -> None:
         self._spark = spark
@@ -47,6 +59,7 @@ class OwnConnector:
         self._database = database
         self._section = section
         self._table = table
+        self._remembered = remembered
         self._stopping = stopping
 
     def check(self) -> None:
@@ -64,7 +77,10 @@ class OwnConnector:
                 "tables that source.connector.table.include.list takes."
             )
         if database_of(self._database.url) is MySQL:
-            return  # its log has all tables, and each transaction as a whole when it is committed
+            # a log has each transaction as a whole when it is committed
+            with closing(Connection(self._spark, *MARIADB, self._database)) as mysql:
+                refuse_missing(mysql, self._table)
+            return
         with closing(PostgresConnection(self._database)) as connection:
             ((is_replica, version),) = connection.rows(_SERVER)
             if is_replica or version < _MARKS_SINCE:
@@ -72,22 +88,22 @@ class OwnConnector:
                     f"source.connector: {self._section.target} can be loaded from the primary of Postgres 14 or newer. "
                     "Leave load out for the connector's own snapshot."
                 )
-            self._have_published(connection)
+            publication = self._config.source.connector.get("publication.name", "dbz_publication")
+            if self._config.source.connector.get("plugin.name", "pgoutput") != "pgoutput":
+                return  # others have none
+            self._have_published(connection, publication)
+            if version % 10_000 < _REMEMBERS_SINCE.get(version // 10_000, 0) and self._table not in self._remembered:
+                self._have_remembered(connection, publication)
 
     def wait(self, stopping: Callable[[], bool]) -> bool:
         return self._engine.catch_up(stopping)
 
-    def _have_published(self, connection: PostgresConnection) -> None:
+    def _have_published(self, connection: PostgresConnection, name: str) -> None:
         """See to it that the publication has the table. The engine looks for new ones only when it starts."""
-        connector = self._config.source.connector
-        name = connector.get("publication.name", "dbz_publication")
         query = published_query(quoted_table(self._table), [name])
-        if connector.get("plugin.name", "pgoutput") != "pgoutput" or connection.rows(query) == [("itself",)]:
+        if connection.rows(query) == [("itself",)]:
             return
-        log.info("%s: Debezium's engine is started again, for %s", self._section.target, self._table)
-        self._engine.restart()
-        if not self._engine.catch_up(self._stopping):
-            raise self._stopped()
+        self._restart()
         if connection.rows(query) == [("itself",)]:
             return
         raise ConfigError(
@@ -95,6 +111,42 @@ class OwnConnector:
             "and operations, so that changes would be lost. Add it (ALTER PUBLICATION), or let the connector do it: "
             "publication.autocreate.mode: filtered."
         )
+
+    def _have_remembered(self, connection: PostgresConnection, name: str) -> None:
+        """See to it that the server sends changes of all tables that the publication has now. It takes one for
+        unpublished, as long as the engine reads, after a transaction that changed it before it was added. So the engine
+        reads anew when these have ended, from a place after them.
+        """
+        tables = connection.rows(
+            f"SELECT schemaname, tablename FROM pg_publication_tables WHERE pubname = {literal(name)}"
+        )
+        ((following,),) = connection.rows(_NEXT_TRANSACTION)
+        looks = 0
+        while connection.rows(_HAVE_ENDED.format(following)) != [(True,)]:
+            if self._stopping():
+                raise self._stopped()
+            if looks == _PATIENT_LOOKS:
+                log.warning(
+                    "%s: its load begins when all transactions that run now have ended, since this version of Postgres "
+                    "may forget that a publication has got a table. SELECT pid FROM pg_stat_activity WHERE backend_xid "
+                    "IS NOT NULL tells which they are. Later minor versions don't forget it.",
+                    self._section.target,
+                )
+            looks += 1
+            time.sleep(_LOOK_SECONDS)
+        for _ in range(2):  # Debezium goes on after the transaction before the last one that it has seen
+            self._catch_up()
+        self._restart()
+        self._remembered.update(f"{schema}.{table}" for schema, table in tables)
+
+    def _restart(self) -> None:
+        log.info("%s: Debezium's engine is started again, for %s", self._section.target, self._table)
+        self._engine.restart()
+        self._catch_up()
+
+    def _catch_up(self) -> None:
+        if not self._engine.catch_up(self._stopping):
+            raise self._stopped()
 
     def _stopped(self) -> TemporaryError:
         return TemporaryError(f"{self._section.target}: stopped before its load began. Run again.")

@@ -8,6 +8,7 @@ from functools import reduce
 from sink.databases.conversion import Kind, Selected
 from sink.databases.database import INTEGER, Database
 from sink.databases.postgres_catalog import (
+    ASYNCHRONOUS_IS_WRITTEN,
     PostgresColumn,
     columns_query,
     literal,
@@ -37,6 +38,13 @@ _READER = """
 SELECT s.plugin, a.query FROM pg_replication_slots s LEFT JOIN pg_stat_activity a ON a.pid = s.active_pid
 WHERE s.slot_name = ?
 """
+_IS_PARTED = "SELECT count(*) > 0 FROM pg_class WHERE oid = to_regclass(?) AND relkind = 'p'"
+_ALTERED = """
+SELECT bool_or(age(c.xmin) <= age(s.catalog_xmin)) FROM pg_class c, pg_replication_slots s
+WHERE c.oid IN (SELECT relid FROM pg_partition_tree(to_regclass(?)) UNION SELECT to_regclass(?)) AND s.slot_name = ?
+"""
+"""TRUNCATE and ALTER TABLE write the table's row anew. What comes before `catalog_xmin` had ended before a place in the
+log that the connector has confirmed: then so had all changes of the table before it."""
 _PUBLICATIONS = re.compile(r"publication_names\W+'((?:[^']|'')+)'")
 """Fits the names in the command by which somebody reads a slot."""
 _IDENTIFIER = re.compile(r'"((?:[^"]|"")+)"|([^\s,"]+)')
@@ -80,6 +88,7 @@ class Postgres(Database):
 
     def note_log_position(self) -> None:
         """:raises ConfigError: the server is a replica."""
+        self._connection.rows(ASYNCHRONOUS_IS_WRITTEN)
         ((replica, lsn),) = self._connection.rows(
             "SELECT pg_is_in_recovery(), CASE WHEN NOT pg_is_in_recovery() THEN pg_current_wal_lsn() END"
         )
@@ -90,7 +99,7 @@ class Postgres(Database):
             )
         self._lsn = str(lsn)
 
-    def check_reader(self) -> None:
+    def check_reader(self, *, is_named: bool) -> None:
         slots = [str(slot[0]) for slot in self._slots()]
         if not slots:
             raise ConfigError(
@@ -103,25 +112,38 @@ class Postgres(Database):
                 f"that are read now: {', '.join(slots)}. If another one's reader passed for the connector, changes "
                 "would be lost."
             )
-        self._check_published(slots[0])
+        if self._publishes(slots[0]) == "partitions" and not is_named:
+            raise ConfigError(
+                f"changes of {self.name} come under the names of its partitions, in topics of their own, so this topic "
+                "would get none. Set publish.via.partition.root: true in the connector, with a publication that has "
+                "publish_via_partition_root. If its transforms bring them here, say so with verify.table."
+            )
 
-    def _check_published(self, slot: str) -> None:
-        """:raises ConfigError: the connector's publication doesn't have the table. If the user may not see which one it
-        is, or nobody reads the slot: no publication has it.
+    def is_altered(self) -> bool:
+        return self._connection.rows(_ALTERED, *[self._quoted_table] * 2, str(self._section.slot)) != [("f",)]
+
+    def _publishes(self, slot: str) -> str:
+        """What the connector gets of the table: `itself`, or its `partitions`.
+
+        :raises ConfigError: its publication doesn't have the table. If the user may not see which one it is, or nobody
+            reads the slot: no publication has it.
         """
         ((plugin, command),) = self._connection.rows(_READER, slot)
         if plugin != "pgoutput":  # others have no publications
-            return
+            ((is_parted,),) = self._connection.rows(_IS_PARTED, self._quoted_table)
+            return "partitions" if is_parted == "t" else "itself"
         found = _PUBLICATIONS.search(command or "")
         identifiers = None if found is None else _IDENTIFIER.findall(found[1])
         names = identifiers and [exact.replace('""', '"') or name.lower() for exact, name in identifiers]
-        if self._connection.rows(published_query(self._quoted_table, names)) == [("nothing",)]:
+        ((published,),) = self._connection.rows(published_query(self._quoted_table, names))
+        if published == "nothing":
             who = "no publication has" if names is None else f"the publication {', '.join(names)} does not have"
             raise ConfigError(
                 f"{who} {self.name} with all its rows, columns and operations, so that changes would be lost. Add it "
                 "(ALTER PUBLICATION … ADD TABLE), or let the connector do it, when it starts again: "
                 "publication.autocreate.mode: filtered."
             )
+        return str(published)
 
     def _slots(self) -> list[tuple[str | None, ...]]:
         """The replication slots of connectors: the configured one, or all from which somebody reads.

@@ -3,6 +3,7 @@
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from functools import partial
+from threading import Lock
 from typing import TYPE_CHECKING
 
 from sink.config import Config, DatabaseSection
@@ -48,6 +49,8 @@ class Loads:
         self._database = database
         self._engine = engine
         self._stopping = stopping
+        self._turn = Lock()
+        self._remembered = set[str]()
 
     def sample(self, resolved: ResolvedTable) -> Sample:
         """What the database tells of a table."""
@@ -73,15 +76,19 @@ class Loads:
             if section.schema_changes != "ignore":  # as the stream does it, whose messages come later
                 sink.follow_schema(rows.unknown(sink.plan.changelog))
             numbers, ends = (settings.connections, settings.part_rows), partial(self._source.ends, section)
-            Loading(sink, rows, connector, ends, *numbers, self._stopping).run()
+            Loading(sink, rows, connector, ends, *numbers, self._turn, self._stopping).run()
 
     @contextmanager
     def _connector(self, plan: TablePlan, name: str) -> Iterator[Connector]:
         if self._engine is not None:
             yield OwnConnector(
-                *(self._spark, self._engine, self._config, self._database, plan.section, name), self._stopping
+                *(self._spark, self._engine, self._config, self._database, plan.section, name),
+                self._remembered,
+                self._stopping,
             )
             return
         database = database_of(self._database.url)
         with closing(database(self._spark, self._database, name, PATH)) as connection:
-            yield KafkaConnector(connection, Topic(self._spark, self._config, plan).since_now)
+            verify = self._config.verify_of(plan.section)
+            is_named = verify is not None and verify.table is not None
+            yield KafkaConnector(connection, Topic(self._spark, self._config, plan).since_now, is_named=is_named)

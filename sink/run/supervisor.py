@@ -62,6 +62,8 @@ LONGEST_PAUSE = 600.0
 """Seconds until a failed table is tried again. The pause doubles with each failure, up to the longest."""
 _LOOK_SECONDS = 0.5
 _MOST_THREADS = 16
+_MOST_LOADS = 8
+"""That have begun. Only one of them reads, the others wait: for the connector, or for transactions to end."""
 _LONGEST_FINISH = 10.0
 """Seconds. A checkpoint of a Delta table's log takes up to 5."""
 
@@ -170,7 +172,7 @@ class Supervisor:
             self._loads = Loads(spark, config, source, database, lambda: self.stopping or self.closed, engine)
         self._pool = ThreadPoolExecutor(threads, "rowdelta-table", initializer=activate, initargs=(spark,))
         # tables whose catalog doesn't answer hold no thread that a micro-batch needs
-        self._loaders = ThreadPoolExecutor(1, "rowdelta-load", initializer=activate, initargs=(spark,))
+        self._loaders = ThreadPoolExecutor(_MOST_LOADS, "rowdelta-load", initializer=activate, initargs=(spark,))
         self._openers = ThreadPoolExecutor(threads, "rowdelta-opening", initializer=activate, initargs=(spark,))
 
     def close(self) -> None:

@@ -19,8 +19,10 @@ is as its last change says.
 
 import logging
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
+from threading import Lock
 from typing import Any, Protocol
 
 from changelog.amounts import amount
@@ -116,6 +118,7 @@ class Loading:
     :param ends: returns where the topic ends.
     :param connections: parts that are read at the same time, and committed together.
     :param part_rows: rows of a part.
+    :param turn: who holds it may begin and read. A load that waits lets others.
     :param stopping: whether the load is to end after the parts in progress.
     """
 
@@ -127,6 +130,7 @@ class Loading:
         ends: Callable[[], Position],
         connections: int,
         part_rows: int,
+        turn: Lock,
         stopping: Callable[[], bool] = lambda: False,
     ) -> None:
         self._sink = sink
@@ -135,6 +139,7 @@ class Loading:
         self._ends = ends
         self._connections = connections
         self._part_rows = part_rows
+        self._turn = turn
         self._stopping = stopping
         self._name = sink.table.name
 
@@ -144,11 +149,20 @@ class Loading:
         :raises TableError: its stream has gone on since the load began.
         :raises RowdeltaError: what is committed stays. Another load goes on from there.
         """
+        with self._turn:
+            load = self._read()
+        if load is None or not self._connector.wait(self._stopping):
+            return False
+        self._sink.end_load(replace(load, parts=(), until=self._ends()))
+        return True
+
+    def _read(self) -> Load | None:
+        """Read all parts. None if it was stopped before."""
         known = self._sink.load
         if known is None:
             begun = self._begin()
             if begun is None:
-                return False
+                return None
             load, done = begun, 0
         elif not known[0].parts:  # the table was taken back after its load: rows that it has come once more
             self._connector.check()
@@ -163,7 +177,7 @@ class Loading:
         since, first = time.monotonic(), done
         while done < load.count:
             if self._stopping():
-                return False
+                return None
             parts = load.parts[done : done + self._connections]
             done += len(parts)
             self._take_in(load, parts, done)
@@ -174,17 +188,15 @@ class Loading:
                 "altered while it was loaded, so that rows or values may be missing. Start over: rowdelta reset, and "
                 "an empty table."
             )
-        if not self._connector.wait(self._stopping):
-            return False
-        self._sink.end_load(replace(load, parts=(), until=self._ends()))
-        return True
+        return load
 
     def _begin(self) -> Load | None:
         """Decide from where the stream begins, and how the table is read. None if it was stopped before."""
         self._connector.check()
         order, files = self._source.order(), self._source.files()
-        if not self._connector.wait(self._stopping):
-            return None
+        with self._letting_others():
+            if not self._connector.wait(self._stopping):
+                return None
         begin = self._ends()
         if not self._outlast_writers():
             return None
@@ -193,7 +205,14 @@ class Loading:
         return self._divided(Load((), 0, 0, files, begin, order))
 
     def _outlast_writers(self) -> bool:
-        waiting, begun, told = self._source.writers(), time.monotonic(), _FIRST_NOTICE
+        waiting = self._source.writers()
+        if not waiting:
+            return True
+        with self._letting_others():
+            return self._outlast(waiting)
+
+    def _outlast(self, waiting: Mapping[str, str]) -> bool:
+        begun, told = time.monotonic(), _FIRST_NOTICE
         while waiting:
             if self._stopping():
                 return False
@@ -207,6 +226,14 @@ class Loading:
             now = self._source.writers()
             waiting = {writer: now[writer] for writer in waiting if writer in now}
         return True
+
+    @contextmanager
+    def _letting_others(self) -> Iterator[None]:
+        self._turn.release()
+        try:
+            yield
+        finally:
+            self._turn.acquire()
 
     def _divided(self, load: Load) -> Load:
         """The load with the parts that the source's table has now."""

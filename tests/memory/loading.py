@@ -10,6 +10,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from random import Random
+from threading import Lock
 from typing import Any
 
 import pyarrow as pa
@@ -87,7 +88,7 @@ class LoadPlayer(Player):
         sink = super().opened(clock, is_guest=is_guest)
         table: Any = _Table(self, clock)
         if is_due(sink, auto=True):
-            Loading(sink, table, table, table.ends, self.random.randint(1, _PARTS), 1).run()
+            Loading(sink, table, table, table.ends, self.random.randint(1, _PARTS), 1, Lock()).run()
         return sink
 
     def files(self) -> str:

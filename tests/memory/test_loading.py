@@ -1,16 +1,19 @@
 """After a load, and the changes that came meanwhile, the table is what the source is, whatever happens to the sink."""
 
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from itertools import repeat
 from pathlib import Path
+from threading import Lock
 from typing import Any, cast
 
 import pytest
 
 from deltawriters.partial import Completed
 from sink.config import Config
-from sink.databases import connector
+from sink.databases import connector, reading
 from sink.databases.connector import KafkaConnector
 from sink.databases.reading import Delivered, Newest
 from sink.errors import ConfigError, RowdeltaError, TemporaryError
@@ -150,8 +153,56 @@ def test_who_is_waited_for_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixt
     player = LoadPlayer(Story((), ()), tmp_path / "stopped")
     monkeypatch.setattr(stories_of_loads, "is_due", lambda sink, auto: False)
     sink, table = player.opened(Clock()), cast(Any, _Table(player, Clock()))
-    assert not Loading(sink, table, table, table.ends, 1, 1, lambda: True).run()
+    assert not Loading(sink, table, table, table.ends, 1, 1, Lock(), lambda: True).run()
     assert sink.load is None
+
+
+def test_a_load_that_waits_lets_others_and_one_reads_at_a_time(tmp_path: Path, monkeypatch: Any) -> None:
+    """Until then nobody else may even note where the topic ends, since a long load may come before it."""
+    monkeypatch.setattr(stories_of_loads, "is_due", lambda sink, auto: False)
+    turn, told = Lock(), list[str]()
+
+    class Table(_Table):
+        def __init__(self, folder: str, writers: Callable[[], Mapping[str, str]]) -> None:
+            player = LoadPlayer(Story((), ()), tmp_path / folder)
+            super().__init__(player, Clock())
+            self.name, self._look = folder, writers
+            self._sink = player.opened(Clock())
+
+        def load(self) -> bool:
+            table: Any = self
+            return Loading(self._sink, table, table, table.ends, 1, 1, turn).run()
+
+        def writers(self) -> Mapping[str, str]:
+            return self._look()
+
+        def ends(self) -> Mapping[str, int]:
+            told.append(f"{self.name} notes the end")
+            return super().ends()
+
+        def read(self, parts: Sequence[str]) -> Any:
+            told.append(f"{self.name} reads")
+            assert turn.locked()
+            return super().read(parts)
+
+    over = list[bool]()
+    waiting = Table("waiting", lambda: {} if over else {"1": "pid 7"})
+    other = Table("other", dict)
+    with ThreadPoolExecutor(1) as pool:
+        begun = pool.submit(waiting.load)
+        while not (told or begun.done()):
+            time.sleep(0.01)
+        try:
+            assert other.load()
+        finally:
+            over.append(True)
+        assert begun.result(60)
+    ends, reads = "{} notes the end", "{} reads"
+    assert told == [
+        ends.format("waiting"),
+        *(text.format("other") for text in (ends, *[reads] * 3, ends)),
+        *(text.format("waiting") for text in (*[reads] * 3, ends)),
+    ]
 
 
 def test_a_column_that_comes_while_a_load_begins_is_not_left_out(tmp_path: Path, monkeypatch: Any) -> None:
@@ -160,20 +211,51 @@ def test_a_column_that_comes_while_a_load_begins_is_not_left_out(tmp_path: Path,
         LoadPlayer(Story((), ()), tmp_path).opened(Clock())
 
 
-def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
+def _kafka_connector(states: Iterable[Delivered], *, is_altered: bool) -> KafkaConnector:
+    """:param states: what the database tells of it, one after the other."""
+    answers = iter(states)
+
     class Database:
         name = "the source"
 
         def note_log_position(self) -> None: ...
 
-        def delivered(self, newest: Newest) -> tuple[Delivered, str]:
-            return Delivered.UNKNOWN, "no connector reads from the database"
+        def is_altered(self) -> bool:
+            return is_altered
 
+        def delivered(self, newest: Newest) -> tuple[Delivered, str]:
+            return next(answers), "no connector reads from the database"
+
+    database: Any = Database()
+    return KafkaConnector(database, lambda: lambda fields: [], is_named=False)
+
+
+def test_a_topic_that_nobody_writes_does_not_have_all_changes(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(connector, "_SETTLE", 0.0)
     monkeypatch.setattr(connector, "_TIMEOUT", 1.0)
-    database: Any = Database()
     with pytest.raises(TemporaryError, match="doesn't get on: no connector reads from the database"):
-        KafkaConnector(database, lambda: lambda fields: []).wait(lambda: False)
+        _kafka_connector(repeat(Delivered.UNKNOWN), is_altered=False).wait(lambda: False)
+
+
+def test_the_connector_of_a_table_that_was_emptied_lately_has_to_confirm_what_it_has(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """If it does so in bounded time, and only when the load begins."""
+    monkeypatch.setattr(connector, "_SETTLE", 0.0)
+    monkeypatch.setattr(reading, "_POLL_SECONDS", 0.0)
+    got, confirmed = Delivered.TO_CONNECTOR, Delivered.YES
+    for is_altered, looks in ((False, 2), (True, 4)):
+        states = iter([got, got, got, confirmed, got, got, got])
+        waiting = _kafka_connector(states, is_altered=is_altered)
+        assert waiting.wait(lambda: False)
+        assert len(list(states)) == 7 - looks
+    states = iter([confirmed, got, got, got])
+    waiting = _kafka_connector(states, is_altered=True)
+    assert waiting.wait(lambda: False)
+    assert waiting.wait(lambda: False)
+    assert len(list(states)) == 1
+    monkeypatch.setattr(connector, "_CONFIRMED", 0.1)
+    assert _kafka_connector(repeat(got), is_altered=True).wait(lambda: False)
 
 
 def test_a_table_with_all_it_needs_asks_no_database() -> None:

@@ -19,6 +19,7 @@ from pyspark.sql import SparkSession
 from sink.commands import inspection
 from sink.commands.load import Load
 from sink.config import Config
+from sink.databases.postgres import Postgres as PostgresTables
 from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError
 from sink.run.pipeline import Pipeline
 from sink.spark.versions import to_arrow
@@ -122,7 +123,8 @@ class Shop:
     def stop_connector(self, connect: Connect) -> None:
         """Others must not take it for theirs."""
         connect.delete(self.prefix)
-        gone = f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots WHERE slot_name = '{self.prefix}'"
+        named = f"WHERE slot_name LIKE '{self.prefix}%'"
+        gone = f"SELECT pg_drop_replication_slot(slot_name) FROM pg_replication_slots {named}"
         assert wait_until(lambda: self._done(gone))
 
     def _done(self, statement: str) -> bool:
@@ -334,7 +336,21 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
                 ConfigError, match=f"the publication {shop.prefix} does not have public.{shop.table} of"
             ):
                 shop.load()
-    shop.server.execute(f"ALTER PUBLICATION {shop.prefix} SET (publish = 'insert, update, delete, truncate')")
+    shop.server.execute(
+        f"ALTER PUBLICATION {shop.prefix} SET (publish = 'insert, update, delete, truncate');\n"
+        f"CREATE TABLE {shop.table}_3 (id int PRIMARY KEY) PARTITION BY RANGE (id);\n"
+        f"CREATE TABLE {shop.table}_4 PARTITION OF {shop.table}_3 FOR VALUES FROM (0) TO (9);\n"
+        f"ALTER PUBLICATION {shop.prefix} ADD TABLE {shop.table}_3"
+    )
+    database = shop.config().source.database
+    assert database is not None
+    with closing(PostgresTables(shop.spark, database, f"public.{shop.table}_3", "source.database")) as parted:
+        parted.check_server()
+        parted.check_reader(is_named=True)
+        with pytest.raises(ConfigError, match="come under the names of its partitions, in topics of their own"):
+            parted.check_reader(is_named=False)
+        shop.server.execute(f"ALTER PUBLICATION {shop.prefix} SET (publish_via_partition_root = true)")
+        parted.check_reader(is_named=False)
     shop.entry = {"mode": "append"}
     with pytest.raises(ConfigError, match="got mode append, expected upsert for a load"):
         shop.load()
@@ -352,13 +368,17 @@ def test_what_would_lose_changes_is_refused(shop: Shop, connect: Connect) -> Non
 
 
 def test_what_was_begun_or_removed_before_the_load_is_as_in_the_source(
-    shop: Shop, connect: Connect, caplog: pytest.LogCaptureFixture
+    shop: Shop, connect: Connect, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """In a table that others have created. As by the stream, it gets columns that it lacks, wider types, and NULL."""
-    caplog.set_level(logging.WARNING, "rowdelta")
+    caplog.set_level(logging.INFO, "rowdelta")
+    monkeypatch.setattr(loading, "_FIRST_NOTICE", 0.0)
     shop.spark.sql(f"CREATE TABLE {shop.target} (id bigint, amount decimal(4,2) NOT NULL) USING iceberg")
     shop.entry = {"key": ["id"], "order_by": ["source.lsn"], "late": "drop"}
     shop.start_connector(connect)
+    active = f"SELECT 1 / count(*) FROM pg_replication_slots WHERE slot_name = '{shop.prefix}' AND active"
+    assert wait_until(lambda: shop._done(active))
+    connect.pause()  # it gets the changes, and writes them when it goes on
     shop.fill(100)
     shop.server.execute(f"TRUNCATE {shop.table}")
     shop.fill(10)
@@ -368,7 +388,17 @@ def test_what_was_begun_or_removed_before_the_load_is_as_in_the_source(
         shop.server.execute(f"UPDATE {shop.table} SET name = 'now' WHERE id = 2")
         loaded = pool.submit(shop.load)
         waiting = f"have changed public.{shop.table} of {shop.server.jdbc_url}: pid {connection.info.backend_pid}, "
-        assert wait_until(lambda: waiting in caplog.text)
+
+        def is_confirmed() -> bool:
+            shop.server.execute(f"UPDATE {shop.table} SET name = 'more' WHERE id = 3")
+            return waiting in caplog.text
+
+        try:
+            assert wait_until(lambda: "was altered or emptied lately" in caplog.text)
+            assert not wait_until(lambda: waiting in caplog.text, 12)
+        finally:
+            connect.resume()
+        assert wait_until(is_confirmed)
         connection.commit()
         assert "equal" in loaded.result()[0]
     assert wait_until(shop.catches_up)

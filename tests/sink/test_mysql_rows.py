@@ -9,8 +9,8 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import DatabaseSection
-from sink.databases.mysql import MySQL
-from sink.databases.mysql_catalog import quoted
+from sink.databases.mysql import MySQL, refuse_missing
+from sink.databases.mysql_catalog import missing_in_log, quoted
 from sink.databases.mysql_table import MySQLTable
 from sink.databases.reading import Delivered
 from sink.errors import ConfigError
@@ -224,10 +224,36 @@ def test_messages_tell_whether_the_topic_has_all(spark: SparkSession, mariadb: M
             assert database.delivered(lambda _, told=told: told)[0] is expected, newest  # type: ignore[misc]
 
 
+@pytest.mark.parametrize(
+    ("taken", "ignored", "case", "database", "expected"),
+    [
+        ("", "", "0", "", []),
+        ("shop,other", "shop", "0", "shop", []),
+        ("other,shops", "", "0", "shop", ["binlog_do_db has other,shops only. Add shop"]),
+        ("Shop", "", "0", "shop", ["binlog_do_db has Shop only. Add shop"]),
+        ("Shop", "", "1", "", []),
+        (None, "other,shop", "0", "", ["binlog_ignore_db has shop. Remove it"]),
+    ],
+)
+def test_a_database_that_the_binlog_leaves_out(
+    taken: str | None, ignored: str, case: str, database: str, expected: list[str]
+) -> None:
+    class Connection:
+        def rows(self, sql: str) -> list[tuple[Any, ...]]:
+            if sql.startswith("SHOW BINARY LOG"):
+                return [("binlog.000001", "4", taken, ignored, "")]
+            return [("1", "ROW", "FULL", case, "shop")] if "@@log_bin" in sql else []
+
+    connection: Any = Connection()
+    assert list(missing_in_log(connection, database)) == expected
+
+
 def test_a_table_is_known_where_names_are_stored_in_small_letters(
     spark: SparkSession, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """So is it that its changes are in no binlog: by a setting, and since they come from another server."""
     monkeypatch.setitem(mariadb_server._SETTINGS, "lower-case-table-names", "1")
+    monkeypatch.setitem(mariadb_server._SETTINGS, "binlog-ignore-db", "SHOP")
     with running_mariadb() as server:
         section = DatabaseSection(url=server.jdbc_url, user=server.user, password=server.password)
         server.execute("CREATE TABLE `Large-É` (id int PRIMARY KEY)")
@@ -236,6 +262,15 @@ def test_a_table_is_known_where_names_are_stored_in_small_letters(
                 before = table.files()
                 server.execute("TRUNCATE TABLE `Large-É`")
                 assert not table.files().startswith(before)
+        server.execute("CHANGE MASTER TO master_host = '127.0.0.1', master_port = 1, master_user = 'x';\nSTART SLAVE")
+        with closing(MySQL(spark, section, "Shop.Large-É")) as database:
+            first, second = missing_in_log(database._connection, "Shop")
+            assert (first, second.split(".")[0]) == (
+                "binlog_ignore_db has Shop. Remove it",
+                "it is a replica without log_slave_updates",
+            )
+            with pytest.raises(ConfigError, match=f"lacks changes of Shop.Large-É, which would be lost: {first}"):
+                refuse_missing(database._connection, "Shop.Large-É")
 
 
 def test_rights_are_named(spark: SparkSession, mariadb: MariaDB) -> None:
@@ -246,7 +281,7 @@ def test_rights_are_named(spark: SparkSession, mariadb: MariaDB) -> None:
     section = DatabaseSection(url=mariadb.jdbc_url, user="reader", password="of-reader")
     refused = pytest.raises(ConfigError, match=r"nobody is seen to read the binlog of mine .* GRANT PROCESS ON \*\.\*")
     with closing(MySQL(spark, section, "mine")) as database, refused:
-        database.check_reader()
+        database.check_reader(is_named=False)
     mariadb.execute("GRANT PROCESS ON *.* TO reader@'127.0.0.1'")
     with closing(MySQLTable(spark, section, "shop.mine", "source.database")) as table:
         assert set(table.order()) == {"source.ts_ms", "source.ts_us", "ts_ms"}

@@ -2,17 +2,21 @@
 
 import re
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
+import psycopg
 import pytest
 
 from sink.config import Config
+from sink.databases import own_connector
 from sink.databases.captured import captured_topics
 from sink.databases.own_connector import OwnConnector
 from sink.databases.slots import shown_slots, slots_of
-from sink.errors import ConfigError
+from sink.errors import ConfigError, TemporaryError
 from sink.sources.source import Slot
 from tests.stack.postgres import Postgres, running_postgres
+from tests.stack.process import wait_until
 
 
 @pytest.fixture(scope="module")
@@ -70,11 +74,16 @@ def config(postgres: Postgres, **properties: str) -> Config:
 
 
 def connector(
-    of: Config, engine: Engine, table: str = "public.orders", stopping: Callable[[], bool] = lambda: False
+    of: Config,
+    engine: Engine,
+    table: str = "public.orders",
+    remembered: set[str] | None = None,
+    stopping: Callable[[], bool] = lambda: False,
 ) -> OwnConnector:
     taken: Any = engine
     assert of.source.database is not None
-    return OwnConnector(NO_SPARK, taken, of, of.source.database, of.tables[0], table, stopping)
+    known = set() if remembered is None else remembered
+    return OwnConnector(NO_SPARK, taken, of, of.source.database, of.tables[0], table, known, stopping)
 
 
 @pytest.mark.parametrize(
@@ -100,7 +109,10 @@ def test_the_connectors_own_lists_say_which_tables_it_takes(
     assert captured_topics(NO_SPARK, config(postgres, **properties)) == expected
 
 
-def test_a_table_whose_changes_would_not_come_is_not_loaded(postgres: Postgres) -> None:
+def test_a_table_whose_changes_would_not_come_is_not_loaded(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(own_connector, "_REMEMBERS_SINCE", {})
     with pytest.raises(ConfigError, match=r"no table whose topic is s\.public\.orders, so that changes of public\.ord"):
         connector(config(postgres, **{"table.include.list": "more.*"}), Engine()).check()
     of, engine = config(postgres, **{"publication.name": "mine"}), Engine()
@@ -112,6 +124,29 @@ def test_a_table_whose_changes_would_not_come_is_not_loaded(postgres: Postgres) 
     connector(of, engine).check()
     connector(of, engine).check()
     assert engine.asked == ["restart", "catch up"], "once it has the table, nothing is needed"
+    postgres.execute("DROP PUBLICATION mine")
+
+
+def test_a_server_that_forgets_a_publications_new_tables_is_read_anew_when_older_transactions_have_ended(
+    postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(own_connector, "_REMEMBERS_SINCE", dict.fromkeys(range(14, 99), 9_999))
+    monkeypatch.setattr(own_connector, "_PATIENT_LOOKS", 0)
+    postgres.execute("CREATE PUBLICATION mine FOR TABLE public.orders, more.orders")
+    of, engine, remembered = config(postgres, **{"publication.name": "mine"}), Engine(), set[str]()
+    with ThreadPoolExecutor(1) as pool, psycopg.connect(postgres.url) as writer:
+        writer.execute("INSERT INTO public.orders VALUES (1)")
+        checked = pool.submit(connector(of, engine, remembered=remembered).check)
+        assert wait_until(lambda: "may forget that a publication has got a table" in caplog.text or checked.done())
+        assert engine.asked == []
+        with pytest.raises(TemporaryError, match="stopped before its load began"):
+            connector(of, engine, stopping=lambda: True).check()
+        writer.commit()
+        checked.result(60)
+    assert engine.asked == ["catch up", "catch up", "restart", "catch up"]
+    connector(of, engine, "more.orders", remembered).check()
+    assert len(engine.asked) == 4, "that was for all tables that the publication has"
+    postgres.execute("DROP PUBLICATION mine")
 
 
 def test_slots_that_nobody_reads_are_named_with_what_the_database_keeps(postgres: Postgres) -> None:
@@ -122,7 +157,9 @@ def test_slots_that_nobody_reads_are_named_with_what_the_database_keeps(postgres
     )
     try:
         of = config(postgres)
-        (slot,) = slots_of(of)
+        replicas, slot = slots_of(of)
+        assert (replicas.name, replicas.is_active, replicas.state) == ("a_replica", False, "reserved")
+        assert (replicas.retained or 0) > 50_000
         assert (slot.name, slot.is_active, slot.state, slot.idle_since) == ("left_over", False, "reserved", None)
         assert (slot.retained or 0) >= (slot.unread or 0) > 50_000
         assert [line.partition(":")[0] for line in shown_slots(of, [slot])] == ["slot left_over", "slot debezium"]

@@ -18,6 +18,7 @@ from sink.commands.run import refuse_early
 from sink.config import Config, load
 from sink.config.table_parts import TableSource
 from sink.errors import ConfigError
+from sink.run import supervisor as supervising
 from sink.run.pipeline import Pipeline, open_source
 from sink.run.supervisor import Supervisor
 from sink.spark import progress, session
@@ -25,6 +26,7 @@ from sink.spark.jvm_output import JvmOutput
 from sink.table.patterns import ResolvedTable
 from tests.sink.harness import Job
 from tests.sink.test_submit import write_changes, write_config
+from tests.stack.process import wait_until
 
 
 @pytest.fixture(autouse=True)
@@ -84,23 +86,32 @@ def test_progress_reaches_its_end(
 
 @pytest.mark.spark
 @pytest.mark.timeout(120)
-def test_a_stopped_run_waits_for_the_load_in_progress_alone(spark: SparkSession, tmp_path: Path) -> None:
+def test_loads_wait_beside_others_and_a_stopped_run_waits_for_those_in_progress_alone(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(supervising, "_MOST_LOADS", 2)
     config = two_tables(Job(spark, tmp_path))
     supervisor = Supervisor(spark, config, open_source(spark, config, {}), {})
-    first, second = supervisor.enter(ResolvedTable(table, "tables[0]") for table in config.tables)
-    loaded, begun = list[str](), threading.Event()
+    loaded, begun, over = list[str](), threading.Event(), threading.Event()
 
-    def load(name: str) -> None:
+    def wait() -> None:
+        assert begun.wait(60)
+        loaded.append("waited")
+        assert over.wait(60)
+
+    def load() -> None:
         begun.set()
-        time.sleep(1)
-        loaded.append(name)
+        assert over.wait(60)
+        loaded.append("loaded")
 
     submit = supervisor._submitter(supervisor._loaders)
-    first.load, second.load = submit(load, "first"), submit(load, "second")
-    assert begun.wait(60)
+    for work in (wait, load, load):
+        submit(work)
+    assert wait_until(lambda: loaded == ["waited"])
     supervisor.close()
+    over.set()
     supervisor.finish_loads()
-    assert loaded == ["first"]
+    assert loaded == ["waited", "loaded"]
 
 
 MISTAKES = {
