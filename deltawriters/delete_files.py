@@ -23,7 +23,8 @@ class RewriteGroup:
     :param partition: see `Partition.text`.
     :param files: data files to merge.
     :param deletes: position delete files to merge.
-    :param gone: paths of data files that this compaction merges too. Merged delete files need no positions in them.
+    :param gone: paths of data files that this compaction merges too, or an earlier one has merged. Merged delete files
+        need no positions in them.
     :param applying: all position delete files that may delete rows of `files`.
     :param live: paths of the live data files in which `deletes` delete rows. Other positions are left out, and a task
         holds all of them (48 bytes each). None if these aren't known.

@@ -22,8 +22,9 @@ from sink.config.maintenance import MaintenanceSection, age
 from sink.deadletters.upkeep import open_upkeep
 from sink.errors import RowdeltaError, TableGoneError, summary
 from sink.run.supervisor import Member, Supervisor
+from sink.spark.beside import cancel, take_pool
 from sink.spark.java_errors import SPARK_ERRORS
-from sink.spark.session import MAINTENANCE_POOL, activate
+from sink.spark.session import MAINTENANCE_POOL
 from sink.table.microbatch import TableSink
 from sink.table.observer import RewriteDone
 from sink.table.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
@@ -113,7 +114,7 @@ class Maintenance:
         end = time.monotonic() + _STOP_SECONDS
         while self._thread.is_alive() and time.monotonic() < end:
             with suppress(*SPARK_ERRORS, OSError):  # the JVM may have gone
-                self._spark.sparkContext.cancelJobsWithTag(MAINTENANCE_POOL)
+                cancel(self._spark)
             self._thread.join(0.5)
 
     def finish(self, is_stopping: Callable[[], bool]) -> None:
@@ -136,14 +137,9 @@ class Maintenance:
 
     @contextmanager
     def _in_pool(self) -> Iterator[None]:
-        """Let this thread's jobs run in the pool of maintenance, with a tag by which `stop` cancels them. A group isn't
-        enough: Iceberg's procedures give their jobs groups of their own (`JobGroupUtils`).
-        """
+        """See `take_pool`."""
         context = self._spark.sparkContext
-        activate(self._spark)
-        context.setLocalProperty("spark.scheduler.pool", MAINTENANCE_POOL)
-        context.setJobGroup(MAINTENANCE_POOL, "maintenance", interruptOnCancel=True)
-        context.addJobTag(MAINTENANCE_POOL)
+        take_pool(self._spark)
         try:
             yield
         finally:
@@ -225,7 +221,7 @@ class Maintenance:
         if known is None or known.sink is not sink:
             known = self._known[member.target] = _Table(sink)
         # the last one may take until the window closes
-        steps = (self._drop, self._expire, self._clean, self._purge, self._reconcile, self._move)
+        steps = (self._merge, self._drop, self._expire, self._clean, self._purge, self._reconcile, self._move)
         try:
             self._do(partial(step, member, known, sink.upkeep.settings) for step in steps)
         except CommitUnknownError as error:
@@ -236,6 +232,14 @@ class Maintenance:
             if not error.is_harmless:
                 raise
             self._supervisor.set_aside(member, error)  # the table's next micro-batch may be long in coming
+
+    def _merge(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
+        """Commit what is merged of a table whose next micro-batch may be long in coming."""
+        del settings
+        if known.sink.upkeep.has_merged or self._finishing.is_set():
+            with self._turn(member, known.sink) as has_turn:
+                if has_turn:
+                    known.sink.upkeep.end_merge(wait=True)
 
     def _move(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Rewrite files, in one of the ways that there are."""

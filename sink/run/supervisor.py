@@ -106,7 +106,7 @@ class Member:
     awaits_messages: bool = False
     """Whether it can't be opened before its source has messages. This isn't a failure."""
     turn: Lock = field(default_factory=Lock)
-    """Who holds it may change the table: a micro-batch, from its beginning to the merge of small files after it, or
+    """Who holds it may change the table: a micro-batch, with what is begun and committed of merges after it, or
     maintenance."""
     commits: int = 0
     """Of micro-batches, in this run."""
@@ -187,6 +187,7 @@ class Supervisor:
         end = time.monotonic() + _LONGEST_FINISH
         for member in self.members.values():
             if member.sink is not None:
+                member.sink.upkeep.abandon_merge()
                 member.sink.table.upkeep().finish_tending(max(0.0, end - time.monotonic()))
 
     def finish_loads(self) -> None:
@@ -316,6 +317,8 @@ class Supervisor:
         """
         for member in members:
             with member.turn:
+                if member.sink is not None:
+                    member.sink.upkeep.abandon_merge()
                 member.sink, member.opened, member.error = member.opened, None, None
         return [member for member in members if member.works]
 

@@ -200,25 +200,33 @@ class FilesSource(Directories):
         else:
             rows = _most_records(fresh, self._each(functools.partial(self._size, table), fresh))
         declared = {path: footer.schema for path, footer in footers.items()} if is_parquet else None
-        records = frame
         schema = self._schema(table, declared.values()) if declared is not None else None
-        if schema is not None or len(fresh) < len(files):
+
+        @functools.cache
+        def records() -> DataFrame:  # it takes a hundred calls, and tasks that read whole files don't need it
+            found = frame
             # some files, or columns that the query doesn't know, so the files are read without it
-            paths = [self._decoded(file.path) for file in fresh]
-            reader = frame.sparkSession.read.options(**self._options()).option("__globPaths__", "false")
-            if is_parquet:
-                schema = schema or columns_to_read(self._specs[table.target])
-                # from the names of folders below the base Spark takes values of columns, as in the stream
-                reader = reader.option("basePath", table.source).schema(schema)
-                records = reader.parquet(*paths).select("*", *_places(_PARQUET))
-            else:
-                records = reader.format("text").load(paths).select("value", *_places(_TEXT))
-        records = _numbered(records, SOURCE if is_parquet else "source", fresh)
+            if schema is not None or len(fresh) < len(files):
+                found = self._read_files(frame.sparkSession, table, fresh, schema)
+            return _numbered(found, SOURCE if is_parquet else "source", fresh)
+
         whole = self._read_whole(footers) if is_parquet else None
         mark = {**_mark(fresh, position, generation, batch_id), "directory": self._fingerprints[table.target]}
         if more:
             mark["applied"] = files.index(fresh[-1]) + 1
-        return TableBatch(lambda: records, mark, rows, declared=declared, files=whole, more=more)
+        return TableBatch(records, mark, rows, declared=declared, files=whole, more=more)
+
+    def _read_files(
+        self, spark: SparkSession, table: TableSection, files: Sequence[ChangeFile], schema: T.StructType | None
+    ) -> DataFrame:
+        """:param schema: of Parquet files, if it isn't that of the table's query."""
+        paths = [self._decoded(file.path) for file in files]
+        reader = spark.read.options(**self._options()).option("__globPaths__", "false")
+        if self._config.source.file_format != "parquet":
+            return reader.format("text").load(paths).select("value", *_places(_TEXT))
+        # from the names of folders below the base Spark takes values of columns, as in the stream
+        reader = reader.option("basePath", table.source).schema(schema or columns_to_read(self._specs[table.target]))
+        return reader.parquet(*paths).select("*", *_places(_PARQUET))
 
     def _part(self, table: TableSection, files: list[ChangeFile]) -> list[ChangeFile]:
         """The first files, as many as the options let a micro-batch have. It has at least one."""

@@ -2,28 +2,33 @@
 
 import functools
 import logging
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager, suppress
 from datetime import datetime
-from typing import Any
+from itertools import pairwise
+from typing import Any, TypeVar
+from uuid import uuid4
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
 from pyspark.sql import DataFrame
 
 from changelog.amounts import amount
-from deltawriters.keyindex import RunInfo
+from deltawriters.keyindex import IndexSlice, RunInfo
 from deltawriters.scratch import Scratch
 from deltawriters.storage import file_io
 from sink.config import Config
 from sink.deadletters.table import DeadLetters
 from sink.plans import Groups, RewritePlan
 from sink.spark.accumulators import ListParam, accumulator
+from sink.spark.beside import beside
 from sink.spark.failures import told
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
 from sink.spark.keyreading import read_keys
 from sink.spark.purging import removals
 from sink.spark.tasks import move
+from sink.spark.tasks.index import merge_runs
 from sink.spark.writing import SparkWriter
 from sink.table.engine import KeyReading
 from sink.table.moving import shares
@@ -34,6 +39,8 @@ from sink.targets.seam import Table
 from sink.targets.values import LiveFile
 
 log = logging.getLogger("rowdelta")
+
+T = TypeVar("T")
 
 
 class SparkEngine:
@@ -49,6 +56,9 @@ class SparkEngine:
 
     def another(self) -> "SparkEngine":
         return SparkEngine(self._config, self._table, self._dead_letters)
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        return beside(self._table.spark, work)
 
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> SparkWriter:
         return SparkWriter(self._table.spark, self._config, plan, tasks, files, self._dead_letters)
@@ -68,6 +78,12 @@ class SparkEngine:
 
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         return read_keys(self._table, files, reading)
+
+    def merge_runs(self, index: IndexSlice) -> list[RunInfo]:
+        edges = [2**64 * number // self.parallelism for number in range(self.parallelism + 1)]
+        merge = functools.partial(merge_runs, index, uuid4().hex)
+        parts = self._table.spark.sparkContext.parallelize(list(pairwise(edges)), self.parallelism)
+        return [RunInfo.from_json(run) for run in parts.mapPartitions(lambda part: told(merge)(part)).collect()]
 
     @property
     def parallelism(self) -> int:

@@ -103,14 +103,16 @@ class SparkWriter:
         return self._plan.section.mode == "append"
 
     def write(self, batch: TableBatch, begun: Begun, *, may_repeat: bool) -> Written:
-        frame = self._frame(batch)
-        tasks = _tasks(batch, _set_up(frame))
-        steps = self._steps(begun, tasks)
         if batch.files and self._decoder.reader is not None and not may_repeat:
+            tasks = _tasks(batch, self._spark)
+            steps = self._steps(begun, tasks)
             results = _collected([self], lambda: self._writing_files(batch, steps, tasks))
             if self._appends or is_read_by_each(batch, tasks):
                 self._check_all_read(batch, results)
         else:
+            frame = self._frame(batch)
+            tasks = _tasks(batch, _set_up(frame))
+            steps = self._steps(begun, tasks)
             results = _collected([self], lambda: self._writing(batch, frame, steps, tasks, may_repeat=may_repeat))
         return self._summed_up(begun, tasks, results)
 

@@ -6,9 +6,10 @@ what came of it. The engine of every run is Spark (`sink.spark.engine`).
 """
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from concurrent.futures import Future
 from dataclasses import dataclass
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Protocol, Self
+from typing import TYPE_CHECKING, Any, Protocol, Self, TypeVar
 
 from pyiceberg.io import FileIO
 
@@ -29,6 +30,8 @@ if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
     from sink.targets.catalogs import Catalogs
+
+T = TypeVar("T")
 
 
 @dataclass(frozen=True)
@@ -133,6 +136,9 @@ class Engine(Protocol):
     def another(self) -> "Engine":
         """An engine of the same table, whose tasks may run at the same time."""
 
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        """Do some work beside micro-batches. Its jobs get what these leave free, and end with the run."""
+
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> BatchWriter: ...
 
     def index_folder(self) -> IndexFolder: ...
@@ -147,6 +153,12 @@ class Engine(Protocol):
 
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         """Read the live rows' keys of at least one data file, and write runs.
+
+        :return: what was written.
+        """
+
+    def merge_runs(self, index: IndexSlice) -> list[RunInfo]:
+        """Merge the runs `index.merge` in tasks (`IndexSlice.write_merged`).
 
         :return: what was written.
         """

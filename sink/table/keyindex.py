@@ -15,9 +15,11 @@ columns of the whole table.
 
 import json
 import logging
+import sys
 import time
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from typing import Any
 from uuid import uuid4
 
@@ -54,6 +56,7 @@ from sink.routing import RANGES, KeyHash
 from sink.table.copy_on_write import Replacement
 from sink.table.deleted_keys import DeletedKeys, emptied, with_truncates
 from sink.table.engine import Engine, KeyReading
+from sink.table.run_merging import RunMerging
 from sink.table.table_plan import TablePlan
 from sink.targets.locations import check_location
 from sink.targets.seam import Table
@@ -65,6 +68,12 @@ _FEWEST_BUCKETS = 8
 """With fewer buckets in the table, too many tasks would be idle if each bucket went to one task."""
 _MOST_LOOKED_UP = 20_000_000
 """Keys of rows that others changed, among which the driver looks a micro-batch's keys up. Among more, tasks do it."""
+_MERGED_BY_TASKS = 100_000
+"""Entries that a micro-batch's tasks merge on their way. It doesn't wait for the merge of more (`RunMerging`), which
+takes a job of its own.
+"""
+_MOST_AGES = 48
+"""If runs have so many ages, each look-up takes long, and the stream waits until some are merged."""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
 
@@ -168,11 +177,13 @@ class KeyIndex:
         self._prepared: Prepared | None = None
         self._obsolete: list[str] = []
         self._held: list[str] = []
-        """Obsolete runs of the pin's state."""
+        """Obsolete runs of the pins' states."""
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
-        self._pin: Pin | None = None
+        self._merging = RunMerging(table.name, engine.another(), self._folder)
+        self._pins: list[Pin] = []
+        """What rows are being moved from, the oldest first."""
         self._place = table.spec.location
         """The table's location. The index has full paths of its files."""
 
@@ -196,7 +207,8 @@ class KeyIndex:
         """The index is damaged. Let the next micro-batch build it again."""
         self._version = None
         self._damaged = True
-        self._unpin()
+        self._merging.drop()
+        self._unpin(())
 
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Bring the index up to the table's current snapshot.
@@ -222,11 +234,18 @@ class KeyIndex:
 
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
+        slice_ = self._next_merge()
+        if slice_.merged_entries > _MERGED_BY_TASKS and not self._is_guest:
+            return replace(slice_, merge=(), drop_tombstones=False)
+        return slice_
+
+    def _next_merge(self) -> IndexSlice:
         version = self._synchronized()
-        pinned_at = self._pinned_at
-        # what was deleted since the pin must be told apart from the rest
-        merge = plan_merge([run for run in version.runs if run.sequence > pinned_at])
-        merge = merge or plan_merge([run for run in version.runs if run.sequence <= pinned_at])
+        # what was deleted since a pin must be told apart from the rest
+        ages = sorted({self._merging.newest, *(pin.sequence for pin in self._pins), sys.maxsize})
+        ages = [age for age in ages if age >= self._merging.newest]
+        parts = [[run for run in version.runs if begin < run.sequence <= end] for begin, end in pairwise(ages)]
+        merge = max(map(plan_merge, parts), key=len)  # else the latest runs would always come first
         oldest = min((run.sequence for run in version.runs), default=0)
         slice_ = replace(
             self._empty_slice,
@@ -235,8 +254,7 @@ class KeyIndex:
             merge=merge,
             # those since the pin say which of its rows were deleted
             drop_tombstones=any(
-                run.name in merge and run.sequence == oldest and (self._pin is None or oldest <= pinned_at)
-                for run in version.runs
+                run.name in merge and run.sequence == oldest <= self._pinned_at for run in version.runs
             ),
             base=version.bases[1],
         )
@@ -253,8 +271,8 @@ class KeyIndex:
 
     @property
     def _pinned_at(self) -> int:
-        """The pin's sequence; -1 without one."""
-        return -1 if self._pin is None else self._pin.sequence
+        """The oldest pin's sequence; without one, no entry is as new."""
+        return self._pins[0].sequence if self._pins else sys.maxsize
 
     @property
     def size(self) -> tuple[int, int] | None:
@@ -386,6 +404,7 @@ class KeyIndex:
             runs += [run for result in results for run in result.merged]
         else:
             self._folder.delete([f"runs/{run.name}" for result in results for run in result.merged])
+        runs = self._merging.taken_in(runs, wait=len({run.sequence for run in runs}) > _MOST_AGES)
         sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
         own = [run for result in results for run in result.runs]
         runs += [replace(run, sequence=sequence) for run in own]
@@ -397,8 +416,7 @@ class KeyIndex:
             runs, dead_ends = self._without_dead_ends(runs, dead)
             spent |= dead_ends
         oldest = min((run.sequence for run in runs), default=0)
-        if self._pin is not None:
-            oldest = min(oldest, self._pin.sequence)  # `adopt` must see what others have removed since
+        oldest = min(oldest, self._pinned_at)  # `adopt` must see what others have removed since
         prepared = replace(
             version,
             sequence=sequence,
@@ -431,7 +449,7 @@ class KeyIndex:
         Also the files of those among the left out ones that no version has.
         """
         spent = set[str]()
-        if self._pin is not None or self._late is not None:  # its runs stay; or tombstones do, which say the order
+        if self._pins or self._late is not None:  # their runs stay; or tombstones do, which say the order
             return runs, spent
         known = {run.name for run in self._synchronized().runs}
         for sequence in sorted({run.sequence for run in runs})[:-1]:
@@ -449,34 +467,34 @@ class KeyIndex:
         """
         return self._synchronized().vectors.get(path)
 
-    def pin(self, *, hold: bool) -> Pin:
-        """The current state, to move rows from it.
-
-        :param hold: while micro-batches go on. There is one such pin at a time.
-        """
+    def pin(self) -> Pin:
+        """The current state, to move rows from it while micro-batches go on."""
         sequence = self.next_sequence
         # later entries are newer than the moved rows'
         self._version = version = replace(self._synchronized(), sequence=sequence)
         state = replace(self.slice(), merge=(), drop_tombstones=False)
         pin = Pin(state, sequence, self.key_hash(self._table.spec), version)
-        if hold:
-            self._unpin()
-            self._pin = pin
+        self._pins.append(pin)
         return pin
 
     def holds(self, pin: Pin) -> bool:
         """Whether the pin's state is still there: the index wasn't built again since."""
-        return self._pin is pin or self._version is pin.version
+        return any(held is pin for held in self._pins) or self._version is pin.version
 
     def release(self, pin: Pin) -> None:
         """The state needn't stay any longer."""
-        if self._pin is pin:
-            self._unpin()
+        self._unpin([held for held in self._pins if held is not pin])
 
-    def _unpin(self) -> None:
-        self._pin = None
-        self._obsolete += self._held
-        self._held = []
+    def _unpin(self, holding: Sequence[Pin]) -> None:
+        """:param holding: the pins that stay."""
+        self._pins = list(holding)
+        pinned, held = self._pinned_runs, self._held
+        self._held = [run for run in held if run in pinned]
+        self._obsolete += [run for run in held if run not in pinned]
+
+    @property
+    def _pinned_runs(self) -> set[str]:
+        return {f"runs/{run.name}" for pin in self._pins for run in pin.slice.runs}
 
     def adopt(
         self,
@@ -577,7 +595,7 @@ class KeyIndex:
         kept = {
             path: sequence
             for path, sequence in dead.items()
-            if oldest.get(path, sequence) < sequence or (self._pin is not None and sequence > self._pin.sequence)
+            if oldest.get(path, sequence) < sequence or sequence > self._pinned_at
         }
         self._dead_until_looked = max(_DEAD_UNTIL_LOOKED, 2 * len(kept))
         return kept
@@ -602,8 +620,8 @@ class KeyIndex:
         gone_runs = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
         self._obsolete = []
         if prepared.truncates:
-            self._unpin()  # no row of the state is live
-        pinned = set() if self._pin is None else {f"runs/{run.name}" for run in self._pin.slice.runs}
+            self._unpin(())  # no row of the states is live
+        pinned = self._pinned_runs
         self._held += [run for run in gone_runs if run in pinned]
         self._obsolete += [run for run in gone_runs if run not in pinned]
         gone = set(self._version.vectors.files) - set(prepared.version.vectors.files)
@@ -613,6 +631,10 @@ class KeyIndex:
         self._version, self._prepared = prepared.version, None
         self._base, self._included = prepared.base, {stored.index_snapshot_id}
         self._current_name = prepared.name
+        self._merging.see_committed(prepared.version.runs)
+        due = self._next_merge()
+        if due.merged_entries > _MERGED_BY_TASKS and not self._is_guest:
+            self._merging.begin(due)
 
     def _synchronized(self) -> IndexVersion:
         assert self._version is not None
@@ -634,7 +656,8 @@ class KeyIndex:
             log.warning("%s: the key index can't be used (%s)", self._table.name, error)
             return
         self._version = version
-        self._unpin()
+        self._unpin(())
+        self._merging.drop()
         self._base = stored.index["base"]
         self._included = {stored.index_snapshot_id} if stored.index_snapshot_id is not None else set()
         self._current_name = name
@@ -666,7 +689,8 @@ class KeyIndex:
         self._version = self._with_files(version, files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
         self._damaged = False
-        self._unpin()
+        self._unpin(())
+        self._merging.drop()
         if files:
             entries = sum(run.entries for run in self._version.runs)
             seconds = time.monotonic() - started
@@ -694,7 +718,7 @@ class KeyIndex:
             version,
             sequence=sequence,
             runs=(*version.runs, *self._read(changed, sequence, version)),
-            dead=dead if version.runs or self._pin is not None else {},
+            dead=dead if version.runs or self._pins else {},
             vectors=version.vectors.changed(vectors),
             parquet_deletes=parquet_deletes,
         )

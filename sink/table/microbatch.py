@@ -94,10 +94,6 @@ _MOST_SCHEMAS = 10
 values fit, so one change may lead to another.
 """
 
-SMALL_MERGE = 1_000_000
-"""A table that merges more entries of its key index than this is written alone, so that other tables don't wait for it.
-"""
-
 
 class SchemaEvolvedError(Exception):
     """The table has just got new or wider columns."""
@@ -394,7 +390,7 @@ class TableSink:
         See `begin` for what the caller must do.
         """
         begun = self.begin(batch) if is_small(batch.estimated_rows) else None
-        if begun is None or (begun.index is not None and begun.index.merged_entries > SMALL_MERGE):
+        if begun is None:
             return None
         assert batch.share is not None
         decoder = ChangelogDecoder(self._config.source.format, self.plan.changelog)

@@ -19,8 +19,8 @@ from sink.errors import TemporaryError
 from sink.table.open_table import OpenTable
 from sink.table.rewriting import Chosen
 from sink.targets import merge_levels
-from sink.targets.notes import MINOR
-from sink.targets.upkeep_values import Mergeable
+from sink.targets.notes import MERGED_FROM, MINOR
+from sink.targets.upkeep_values import Mergeable, MergeCandidates
 
 log = logging.getLogger("rowdelta")
 
@@ -28,6 +28,8 @@ _ENOUGH = 16
 """A minor compaction needs at least this many files in the last commits. A read hardly notices fewer files, and so a
 table that gets one file a commit is compacted less often.
 """
+_PATIENCE = 4
+"""If so many times as many have come since a merge began, the stream waits for it."""
 _FEWEST = 4
 """With fewer files in a partition, merging doesn't pay."""
 _OTHER_LEVEL = 8
@@ -55,17 +57,15 @@ def _chosen(files: Sequence[Mergeable]) -> list[Mergeable]:
     return data + (deletes if (data and len(deletes) > 1) or len(deletes) >= _FEWEST else [])
 
 
-def _groups(
-    chosen: Sequence[Mergeable], applying: Sequence[Mergeable], spec_id: int, group_size: int
-) -> Iterator[RewriteGroup]:
+def _groups(chosen: Sequence[Mergeable], found: MergeCandidates, group_size: int) -> Iterator[RewriteGroup]:
     """Groups of a partition's files, so that tasks can share the work. The delete files are a group of their own.
 
     :param chosen: the files to merge.
-    :param applying: the partition's position delete files (Iceberg v2) of all writers.
-    :param spec_id: id of the partitioning.
+    :param found: of which they are.
     :param group_size: bytes of data of each group, about.
     """
-    partition = chosen[0].partition
+    partition, spec_id = chosen[0].partition, found.spec_id
+    applying = found.deletes.get(partition, ())
     all_deletes = tuple(file.file for file in applying if isinstance(file.file, DeleteFile))
     data = [file.file for file in chosen if isinstance(file.file, DataFile)]
     waiting, size = list[DataFile](), 0
@@ -79,7 +79,7 @@ def _groups(
         yield RewriteGroup(spec_id, partition, tuple(waiting), applying=all_deletes)
     deletes = tuple(file.file for file in chosen if isinstance(file.file, DeleteFile))
     if deletes:
-        yield RewriteGroup(spec_id, partition, (), deletes, frozenset(small.path for small in data))
+        yield RewriteGroup(spec_id, partition, (), deletes, frozenset(small.path for small in data).union(found.gone))
 
 
 class SmallFiles:
@@ -97,6 +97,11 @@ class SmallFiles:
 
     def are_due(self) -> bool:
         return _are_enough(self._commits, self._files)
+
+    @property
+    def are_too_many(self) -> bool:
+        """Whether so many have come while others are being merged that the stream should wait for it."""
+        return _are_enough(self._commits // _PATIENCE, self._files // _PATIENCE)
 
     def start_over(self) -> None:
         """Call this when what was chosen is being merged: only later commits count."""
@@ -123,17 +128,14 @@ class SmallFiles:
         size = opened.spec.target_file_size
         if opened.plan.order is not None:
             size = max(size, _SORTED_TOGETHER)
-        groups = tuple(
-            group
-            for chosen in by_partition
-            for group in _groups(chosen, found.deletes.get(chosen[0].partition, ()), found.spec_id, size)
-        )
+        groups = tuple(group for chosen in by_partition for group in _groups(chosen, found, size))
+        handles = [file.handle for chosen in by_partition for file in chosen]
         return Chosen(
             "minor compaction",
             opened.spec,
             groups,
-            {MINOR: str(found.number)},
-            [file.handle for chosen in by_partition for file in chosen],
+            {MINOR: str(found.number), MERGED_FROM: str(opened.base)},
+            None if None in handles else handles,
             on_driver=sum(group.size_in_bytes for group in groups) <= _ON_DRIVER,
         )
 

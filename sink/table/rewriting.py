@@ -1,8 +1,8 @@
 """Replaces data files by new ones: their live rows move, and what is deleted in them goes.
 
-Which files these are is chosen elsewhere. A minor compaction takes small files of the last commits, between two
-micro-batches (`sink.table.minor_compaction`). A rewrite takes any file that costs readers much
-(`sink.table.rewrite_plan`). It takes long, so micro-batches go on meanwhile:
+Which files these are is chosen elsewhere. A minor compaction takes small files of the last commits
+(`sink.table.minor_compaction`). A rewrite takes any file that costs readers much (`sink.table.rewrite_plan`). The two
+may run at the same time, with other files each. Micro-batches go on meanwhile:
 
     begin   between two micro-batches: hold the state of the key index (`KeyIndex.pin`)
     write   beside micro-batches: the state's live rows go to new files
@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, get_args
 from uuid import uuid4
 
 from changelog.amounts import amounts, sized
@@ -68,9 +68,9 @@ class Chosen:
     set_aside: Callable[[], None] = lambda: None
 
     @property
-    def is_beside(self) -> bool:
-        """Whether micro-batches go on meanwhile."""
-        return self.kind == "rewrite"
+    def is_of_stream(self) -> bool:
+        """Whether the stream's thread begins and ends it, which must not fail for it."""
+        return self.kind == "minor compaction"
 
     @property
     def paths(self) -> frozenset[str]:
@@ -120,19 +120,23 @@ class RunningRewrite:
 
 
 class Rewriting:
-    """The rewrites of one table: beside the stream there is one at a time."""
+    """The rewrites of one table: of each kind there is one at a time."""
 
     def __init__(self, opened: OpenTable) -> None:
         self._open = opened
         self._table = opened.table
-        self._beside = opened.engine.another()  # micro-batches go on at the same time
+        self._engines = {kind: opened.engine.another() for kind in get_args(RewriteKind)}  # they run at the same time
         self._observer = opened.observer
-        self.moving: frozenset[str] = frozenset()
-        """Paths of the files that are being rewritten beside the stream."""
+        self._running = list[RunningRewrite]()
         self._suspected: dict[str, float] = {}
-        """When the key index missed rows of files that were rewritten beside the stream, whose thread alone uses this.
-        An index that was built since and misses them too isn't to blame.
+        """When the key index missed rows of files that maintenance rewrote, whose thread alone uses this. An index that
+        was built since and misses them too isn't to blame.
         """
+
+    @property
+    def moving(self) -> frozenset[str]:
+        """Paths of the files that are being replaced."""
+        return frozenset[str]().union(*(running.paths for running in self._running))
 
     def begin(self, choose: Callable[[], Chosen | None]) -> RunningRewrite | None:
         """Choose files, and hold the state from which their rows are moved. Call this between micro-batches. The index
@@ -160,10 +164,10 @@ class Rewriting:
         groups = tuple(_with_vectors(group, key_index) for group in chosen.groups)
         # not the scratch of micro-batches: one that failed deletes the files in it
         scratch = Scratch(opened.name, lambda path: key_index.io_of(path, spec))
-        pin, seconds = key_index.pin(hold=chosen.is_beside), time.monotonic() - started
-        if chosen.is_beside:
-            self.moving = chosen.paths
-        return RunningRewrite(uuid4().hex[:16], chosen, layout, pin, groups, scratch, opened.plan.order, seconds)
+        pin, seconds = key_index.pin(), time.monotonic() - started
+        begun = RunningRewrite(uuid4().hex[:16], chosen, layout, pin, groups, scratch, opened.plan.order, seconds)
+        self._running.append(begun)
+        return begun
 
     def write(self, begun: RunningRewrite) -> bool:
         """Write the new files. A failure is only logged.
@@ -174,9 +178,8 @@ class Rewriting:
         chosen, pin = begun.chosen, begun.pin
         key = tuple(self._open.plan.section.key)
         plan = RewritePlan(chosen.spec, key, pin.slice, pin.sequence, pin.hash, begun.name, begun.order)
-        engine = self._beside if chosen.is_beside else self._open.engine
         try:
-            new = move_rows(engine, plan, begun.groups, begun.scratch, on_driver=chosen.on_driver)
+            new = move_rows(self._engines[chosen.kind], plan, begun.groups, begun.scratch, on_driver=chosen.on_driver)
         except Exception as error:  # noqa: BLE001 - nothing is lost if the old files stay, whatever it is
             self._note_failure(begun, error)
             return False
@@ -189,12 +192,12 @@ class Rewriting:
 
         What becomes of an error, and of the new files. It is known if it says that nothing was committed:
 
-            sent?   known?   beside?   error         new files
-            no      any      yes       raised        deleted
-            no      any      no        logged        deleted
-            yes     yes      any       raised        deleted
-            yes     no       any       raised        kept, since the table may have them
-            any     (lost index)       index built   deleted
+            sent?   known?   of the stream?   error         new files
+            no      any      no               raised        deleted
+            no      any      yes              logged        deleted
+            yes     yes      any              raised        deleted
+            yes     no       any              raised        kept, since the table may have them
+            any     (lost index)              index built   deleted
 
         :param written: whether there is anything to commit.
         :return: what was done. None if nothing was.
@@ -214,7 +217,7 @@ class Rewriting:
             if isinstance(error, IndexLostError):
                 self._open.forget_index(error)
                 return None
-            if begun.is_sent or begun.chosen.is_beside:
+            if begun.is_sent or not begun.chosen.is_of_stream:
                 raise
             self._log_failure(begun, message_of(error))
             return None
@@ -223,8 +226,7 @@ class Rewriting:
 
     def _let_go(self, begun: RunningRewrite, key_index: KeyIndex | None, done: RewriteDone | None = None) -> None:
         """Hold the index's state no longer, and delete what was written for no commit."""
-        if begun.chosen.is_beside:
-            self.moving = frozenset()
+        self._running.remove(begun)
         if key_index is not None:
             key_index.release(begun.pin)
         begun.scratch.delete()
@@ -241,8 +243,8 @@ class Rewriting:
 
     def _blames_index(self, begun: RunningRewrite) -> bool:
         """Whether the index is at fault if it misses rows, not the files."""
-        if not begun.chosen.is_beside:
-            return True  # the stream's thread must not touch what rewrites suspect
+        if begun.chosen.is_of_stream:
+            return True  # it must not touch what rewrites suspect
         now, paths = time.monotonic(), begun.paths
         self._suspected = {path: at for path, at in self._suspected.items() if at > now - _SUSPECTED_SECONDS}
         if len(begun.groups) > 1 or not paths.isdisjoint(self._suspected):
@@ -253,13 +255,11 @@ class Rewriting:
     def _committed(self, begun: RunningRewrite, key_index: KeyIndex | None) -> RewriteDone | None:
         """Commit the new files. None if the rewrite gave way."""
         started, opened, chosen = time.monotonic(), self._open, begun.chosen
-        if chosen.is_beside:
-            opened.catch_up()
+        opened.catch_up()
         if key_index is None or key_index is not opened.key_index or opened.stored is None:
             return None
         with before_commit(opened.name):
-            if chosen.is_beside:
-                key_index.synchronize(opened.stored)
+            key_index.synchronize(opened.stored)
             replaced, adopted = self._adopted(begun, key_index)
         if adopted is None:
             log.info("%s: its files were changed by others meanwhile; not rewritten", opened.name)
@@ -274,8 +274,8 @@ class Rewriting:
         data = sum(len(group.files) for group in begun.groups)
         log.info(
             "%s: %s %s into %d | %s | %d ms",
-            opened.name, "rewrote" if chosen.is_beside and data else "merged",
-            amounts({"data file" if chosen.is_beside else "small file": data, "delete file": count - data}),
+            opened.name, "merged" if chosen.is_of_stream or not data else "rewrote",
+            amounts({"small file" if chosen.is_of_stream else "data file": data, "delete file": count - data}),
             len(begun.files), sized(size), seconds * 1000,
         )  # fmt: skip
         live = live_files(self._table) if self._observer is not nobody else None
@@ -331,7 +331,7 @@ class Rewriting:
     def _log_failure(self, begun: RunningRewrite, message: str) -> None:
         reason = message.split("\n", 1)[0]
         level = logging.INFO if "cancelled" in reason else logging.WARNING  # as when the run ends
-        what = "files not rewritten" if begun.chosen.is_beside else "small files not merged"
+        what = "small files not merged" if begun.chosen.is_of_stream else "files not rewritten"
         log.log(level, "%s: %s, tried again later: %s", self._table.name, what, reason)
 
 

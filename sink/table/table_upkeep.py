@@ -2,8 +2,11 @@
 are rewritten, deletes that nothing needs go.
 """
 
+import logging
 from collections.abc import Callable, Collection
+from concurrent.futures import Future
 from datetime import timedelta
+from functools import partial
 
 from deltawriters.keyindex.versions import IndexLostError
 from sink.config import Config
@@ -14,12 +17,14 @@ from sink.table.minor_compaction import SmallFiles
 from sink.table.observer import RewriteDone, live_files, nobody
 from sink.table.open_table import OpenTable
 from sink.table.rewrite_plan import DearFiles, RewriteOptions
-from sink.table.rewriting import Rewriting, RunningRewrite
+from sink.table.rewriting import Chosen, Rewriting, RunningRewrite
 from sink.table.stale_deletes import StaleDeletes
 from sink.targets.own_state import COUNTED, is_cleaning_due, note_cleaning, rewrite_credit
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import Compacted
 from sink.targets.values import StoredPosition
+
+log = logging.getLogger("rowdelta")
 
 
 class TableUpkeep:
@@ -34,6 +39,8 @@ class TableUpkeep:
         self.stale_deletes = StaleDeletes(opened.table, opened.plan.section, opened.prefix, opened.io_of)
         self._rewriting = Rewriting(opened)
         self._small_files = SmallFiles(opened)
+        self._merge: tuple[RunningRewrite, Future[bool]] | None = None
+        """Of small files, with whether it is written."""
         self._dear_files = DearFiles(opened)
 
     @property
@@ -78,16 +85,43 @@ class TableUpkeep:
         self._small_files.count(files)
 
     def tend(self) -> None:
-        """Merge small files if there are enough, and let the format do what it needs from time to time. Call this after
-        each commit, at a time when other tables don't wait for it.
+        """Begin to merge small files if there are enough, commit those that are merged, and let the format do what it
+        needs from time to time. Call this after each commit, at a time when other tables don't wait for it.
         """
         opened = self._open
-        if opened.key_index is not None and opened.plan.section.merge_small_files and self._small_files.are_due():
+        self.end_merge(wait=self._small_files.are_too_many)
+        is_wanted = opened.key_index is not None and opened.plan.section.merge_small_files
+        if self._merge is None and is_wanted and self._small_files.are_due():
             begun = self._rewriting.begin(lambda: self._small_files.choose(self._rewriting.moving))
             if begun is not None:
                 self._small_files.start_over()
-                self.end_rewrite(begun, written=self._rewriting.write(begun))
+                self._merge = begun, opened.engine.beside(partial(self._rewriting.write, begun))
+                self.end_merge(wait=opened.plan.section.copies)  # the next micro-batch may replace the same files
         opened.table.upkeep().tend()
+
+    @property
+    def has_merged(self) -> bool:
+        """Whether there is a merge to commit. May be asked at any time."""
+        merge = self._merge
+        return merge is not None and merge[1].done()
+
+    def end_merge(self, *, wait: bool) -> None:
+        """Commit the merge of small files, if it is written.
+
+        :param wait: until it is.
+        """
+        if self._merge is None or not (wait or self._merge[1].done()):
+            return
+        (begun, written), self._merge = self._merge, None
+        if not written.done():
+            log.info("%s: waiting until small files are merged", self._open.name)
+        self.end_rewrite(begun, written=written.result())
+
+    def abandon_merge(self) -> None:
+        """Give up the merge of small files: somebody else has the table now, or nobody. May be called at any time."""
+        if self._merge is not None:
+            (begun, written), self._merge = self._merge, None
+            written.add_done_callback(lambda _: begun.scratch.delete())
 
     def begin_rewrite(
         self,
@@ -97,7 +131,11 @@ class TableUpkeep:
         but: Collection[str] = (),
     ) -> RunningRewrite | None:
         """Begin a rewrite beside the stream. See `Rewriting.begin`, and `DearFiles.choose` for the files."""
-        return self._rewriting.begin(lambda: self._dear_files.choose(options, most_bytes, only, but))
+
+        def choose() -> Chosen | None:
+            return self._dear_files.choose(options, most_bytes, only, {*but, *self._rewriting.moving})
+
+        return self._rewriting.begin(choose)
 
     def write_rewrite(self, begun: RunningRewrite) -> bool:
         """Write the new files beside micro-batches. See `Rewriting.write`."""

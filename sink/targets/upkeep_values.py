@@ -1,6 +1,6 @@
 """What only a table's maintenance exchanges with it: plain values."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -44,12 +44,12 @@ class Mergeable:
 
     :param partition: JSON text of the partition value.
     :param file: with the number of a data file's rows, unless only delete files tell which are live (Iceberg v2).
-    :param handle: what names it in a `Rewrite`.
+    :param handle: what names it in a `Rewrite`. None: what micro-batches delete changes it, so it is looked up then.
     """
 
     partition: str
     file: "DataFile | DeleteFile"
-    handle: Any
+    handle: Any = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +62,7 @@ class MergeCandidates:
     :param spec_id: id of the partitioning of all these files.
     :param partitions: files that may be merged, by partition. Empty if `is_enough` said no.
     :param deletes: all position delete files (Iceberg v2) that may apply to them, by partition.
+    :param gone: paths of files that such deletes may name, and that were replaced meanwhile.
     """
 
     number: int
@@ -70,6 +71,7 @@ class MergeCandidates:
     spec_id: int
     partitions: Mapping[str, Sequence[Mergeable]]
     deletes: Mapping[str, Sequence[Mergeable]]
+    gone: Collection[str] = ()
 
 
 @dataclass(frozen=True)

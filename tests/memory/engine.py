@@ -2,10 +2,12 @@
 
 import json
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import Future
 from contextlib import contextmanager
 from datetime import datetime
+from itertools import pairwise
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Self
+from typing import TYPE_CHECKING, Any, Self, TypeVar
 from uuid import uuid4
 
 import numpy as np
@@ -17,7 +19,7 @@ from pyspark.accumulators import Accumulator, AccumulatorParam
 
 from changelog.rows import BAD, KEPT, PREFIX, UNAVAILABLE, unavailable_bits, unavailable_columns
 from deltawriters import DeltaWriter, WriteResult
-from deltawriters.keyindex import RunInfo
+from deltawriters.keyindex import IndexSlice, RunInfo
 from deltawriters.keyindex.versions import IndexLostError
 from deltawriters.scratch import Scratch
 from sink.plans import Groups, RewritePlan
@@ -28,6 +30,7 @@ from sink.spark.exchange import owned
 from sink.spark.failures import failure_of
 from sink.spark.job_errors import job_error
 from sink.spark.tasks import index, move, write
+from sink.spark.tasks.index import merge_runs
 from sink.spark.tasks.purge import Removals
 from sink.table.engine import Decoded, KeyReading
 from sink.table.table_plan import TablePlan
@@ -42,6 +45,8 @@ from tests.memory.writers import parquet
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
+
+T = TypeVar("T")
 
 
 @contextmanager
@@ -72,6 +77,31 @@ def _noting(refused: set[int]) -> Iterator[None]:
         yield
 
 
+class Later(Future[T]):
+    """Work that is done while somebody looks whether it is, or waits for it."""
+
+    def __init__(self, work: Callable[[], T], is_ready: Callable[[], bool]) -> None:
+        super().__init__()
+        self._work = work
+        self._is_ready = is_ready
+
+    def done(self) -> bool:
+        if not super().done() and self._is_ready():
+            self._do()
+        return super().done()
+
+    def result(self, timeout: float | None = None) -> T:
+        if not super().done():
+            self._do()
+        return super().result(timeout)
+
+    def _do(self) -> None:
+        try:
+            self.set_result(self._work())
+        except Exception as error:  # noqa: BLE001 - whoever waits for it gets it
+            self.set_exception(error)
+
+
 class MemoryEngine:
     """See `sink.table.engine.Engine`.
 
@@ -84,6 +114,7 @@ class MemoryEngine:
     :param clock: of the process.
     :param kept: returns the offsets of the dead letters that are kept.
     :param refused: gets, for each attempt's operation, the offsets of the partial rows that nothing could complete.
+    :param is_ready: whether work beside micro-batches is done when somebody looks. By default it is done at once.
     """
 
     def __init__(
@@ -98,6 +129,7 @@ class MemoryEngine:
         batch_rows: int = 1000,
         kept: Callable[[], Collection[int]] = tuple,
         refused: dict[str, set[int]] | None = None,
+        is_ready: Callable[[], bool] | None = None,
     ) -> None:
         self.catalogs = catalogs
         self.clock = clock
@@ -107,11 +139,18 @@ class MemoryEngine:
         self.kept = kept
         self.refused = {} if refused is None else refused
         self.table = table
+        self._is_ready = is_ready
         self._folder = folder
         self._attempts = iter(range(1, 1 << 30))
 
     def another(self) -> "MemoryEngine":
         return self
+
+    def beside(self, work: Callable[[], T]) -> Future[T]:
+        later = Later(work, self._is_ready or (lambda: True))
+        if self._is_ready is None:
+            later.done()
+        return later
 
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> "MemoryWriter":
         return MemoryWriter(self, plan, tasks, files)
@@ -149,6 +188,15 @@ class MemoryEngine:
             indexed = [file.file for file in files]
             results = list(index.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
         return [RunInfo.from_json(run) for text in _texts(results) for run in json.loads(text)]
+
+    def merge_runs(self, index: IndexSlice) -> list[RunInfo]:
+        self.clock.step("merge runs")
+        edges = [2**64 * number // self.tasks for number in range(self.tasks + 1)]
+        found = list[RunInfo]()
+        for number, ranges in enumerate(pairwise(edges)):
+            with in_task(number, self.next_attempt()):
+                found += map(RunInfo.from_json, merge_runs(index, uuid4().hex, [ranges]))
+        return found
 
     @property
     def parallelism(self) -> int:

@@ -46,6 +46,7 @@ from changelog.rows import (
 )
 from changelog.spec import ChangelogSpec, ColumnSpec
 from deltawriters import DeltaOptions, history, move
+from deltawriters.keyindex import index as index_probe
 from deltawriters.keyindex import runs as index_runs
 from sink.config import Config
 from sink.deadletters import table as dead_letters
@@ -490,6 +491,7 @@ class Player:
     def __init__(self, story: Story, folder: Path) -> None:
         self.story = story
         self.random = Random(story.seed)
+        self._beside = Random(story.seed)
         self.messages = messages(story)
         self.marks = marks(story, self.messages)
         self.key_of = _key_of(story)
@@ -565,6 +567,7 @@ class Player:
             batch_rows=self.story.batch_rows,
             kept=lambda: set(self.offsets()),
             refused=self.refused,
+            is_ready=lambda: self._beside.random() < 0.5,
         )
         source: Any = _Source()
         key = TableKey(self.story.key, configured=True)
@@ -589,8 +592,10 @@ class Player:
                     if rewriting is not None:
                         rewriting.go_on()
             finally:
-                if rewriting is not None and "crash" not in self.happened:
-                    rewriting.stop()
+                if "crash" not in self.happened:
+                    sink.upkeep.abandon_merge()
+                    if rewriting is not None:
+                        rewriting.stop()
         except CrashError:
             pass
         except FencedError:
@@ -652,6 +657,7 @@ class Player:
         for _ in range(len(self.messages)):
             if not self._apply(sink, 7):
                 break
+        sink.upkeep.abandon_merge()
         assert (sink.position or {"0": 0})["0"] == len(self.messages)
 
     def offsets(self) -> list[int]:
@@ -1019,6 +1025,8 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         patch.setattr(move, "_SORTED_BYTES", story.flush_bytes)
         patch.setattr(history, "PART_ENTRIES", 2)
         patch.setattr(merge_levels, "EVERY", 2)
+        patch.setattr(index_probe, "_TIER", 2 if story.seed % 2 else 4)
+        patch.setattr(keyindex, "_MERGED_BY_TASKS", story.seed % 3 * 4)
         if story.seed % 4 == 3:
             patch.setattr(keyindex, "_MOST_LOOKED_UP", 0)
         patch.setattr(minor_compaction, "_ENOUGH", 1)

@@ -419,8 +419,7 @@ class MemoryUpkeep(Upkeep):
         if is_enough(len(fresh), count):
             for file in small:
                 merged = DataFile(file.indexed, file.size, rows=file.rows)
-                handle = json.dumps({"path": file.path, "vector": file.vector})
-                partitions.setdefault(file.partition, []).append(Mergeable(file.partition, merged, handle))
+                partitions.setdefault(file.partition, []).append(Mergeable(file.partition, merged))
         return MergeCandidates(number, len(fresh), count, 0, partitions, {})
 
     def rewritables(self) -> Iterator[list[Rewritable]]:

@@ -98,7 +98,7 @@ def test_maintenance_has_a_corrected_table_opened_again(monkeypatch: pytest.Monk
     def refuse(*_: object) -> None:
         raise amended
 
-    for step in ("_drop", "_expire", "_clean", "_purge", "_reconcile", "_move"):
+    for step in ("_merge", "_drop", "_expire", "_clean", "_purge", "_reconcile", "_move"):
         monkeypatch.setattr(Maintenance, step, refuse)
     supervisor: Any = SimpleNamespace(set_aside=lambda member, error: said.append((member, error)))
     member: Any = SimpleNamespace(target="lake.t", sink=MagicMock())

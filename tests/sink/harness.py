@@ -685,7 +685,8 @@ def before_rewrite(
 
 @contextmanager
 def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver: bool = True) -> Iterator[None]:
-    """Let minor compactions begin after few commits and few files, so that a short test has some.
+    """Let minor compactions begin after few commits and few files, so that a short test has some. Each is committed
+    after the next micro-batch, or at the run's end.
 
     :param on_driver: run them on the driver and not in Spark tasks.
     """
@@ -693,6 +694,7 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
         patch.setattr(merge_levels, "EVERY", every)
         patch.setattr(minor_compaction, "_ENOUGH", enough)
         patch.setattr(minor_compaction, "_FEWEST", fewest)
+        patch.setattr(minor_compaction.SmallFiles, "are_too_many", True)
         patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)
         if not on_driver:
             patch.setattr(minor_compaction, "_ON_DRIVER", -1)

@@ -372,7 +372,7 @@ def test_another_run_commits_meanwhile(spark: SparkSession, tmp_path: Path, touc
     """
     job = new_job(spark, tmp_path, 3)
     changes = Changes(job)
-    changes.write(EVERY)
+    changes.write(EVERY if touches else EVERY + 1)  # the last one meets the merge of the others
     more: list[dict[str, Any]] = []
     other = job.second_driver()
 
@@ -407,7 +407,7 @@ def test_another_run_commits_meanwhile(spark: SparkSession, tmp_path: Path, touc
 def test_a_crash(spark: SparkSession, tmp_path: Path, version: int, fault: Any) -> None:
     job = new_job(spark, tmp_path, version)
     changes = Changes(job)
-    changes.write(EVERY)
+    changes.write(EVERY + 1)  # the last one meets the merge of the others
     with merging_soon(EVERY):
         with crashing(fault), pytest.raises(TemporaryError, match="crash"):
             job.run()

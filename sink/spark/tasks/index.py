@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
@@ -105,3 +106,15 @@ def build_index(
             index.io.delete(f"{index.location}/{run.name}")
         runs = merged
     yield results([[run.to_json() for run in runs]])
+
+
+def merge_runs(index: IndexSlice, name: str, ranges: Iterable[tuple[int, int]]) -> Iterator[dict[str, Any]]:
+    """Merge the runs `index.merge` in ranges of high hashes (`IndexSlice.write_merged`). Yields what it wrote
+    (`RunInfo.to_json`).
+
+    :param name: beginning of the new runs' names.
+    """
+    for first, last in ranges:
+        task = this_task()
+        for run in index.write_merged(f"{name}-{task.partition}-{task.attempt}", first, last):
+            yield run.to_json()

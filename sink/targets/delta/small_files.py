@@ -14,7 +14,7 @@ from deltawriters.content import DataFile
 from deltawriters.keyindex import IndexedFile
 from sink.targets import merge_levels
 from sink.targets.delta.live_files import full
-from sink.targets.delta.new_vectors import remove_of, stated_rows
+from sink.targets.delta.new_vectors import stated_rows
 from sink.targets.delta.partitions import is_clear
 from sink.targets.delta.state import DeltaState
 from sink.targets.delta.tags import DELETED_AT, SCHEMA, WRITER, schema_tag
@@ -76,5 +76,5 @@ def candidates(table: DeltaState, prefix: str, is_enough: Callable[[int, int], b
         for path, add in small:
             text = json.dumps(add["partitionValues"])
             file = replace(_data_file(spec.location, path, add), rows=stated_rows(add))
-            partitions.setdefault(text, []).append(Mergeable(text, file, remove_of(add, data_change=False)))
+            partitions.setdefault(text, []).append(Mergeable(text, file))
     return MergeCandidates(number, len(fresh), files, 0, partitions, {})

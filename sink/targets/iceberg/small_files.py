@@ -17,7 +17,7 @@ from sink.spark.java_errors import JAVA_ERRORS, java_message
 from sink.targets import merge_levels
 from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
-from sink.targets.notes import MINOR, REWRITE, SINK_ID
+from sink.targets.notes import MERGED_FROM, MINOR, REWRITE, SINK_ID
 from sink.targets.upkeep_values import Mergeable, MergeCandidates
 
 _MOST_KNOWN = 1000
@@ -66,7 +66,7 @@ class SmallFiles:
         except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot that the search reads
             raise TemporaryError(java_message(error)) from None
         return MergeCandidates(
-            found.number, found.commits, found.files, spec.current_spec_id, found.partitions, found.deletes
+            found.number, found.commits, found.files, spec.current_spec_id, found.partitions, found.deletes, found.gone
         )
 
 
@@ -75,7 +75,7 @@ class _Search:
 
     `number` is the number of the next minor compaction. `commits` and `files` count what was committed since the last
     one. `partitions` has the files that may be merged, and `deletes` all position delete files (v2) that may apply to
-    them. Both are by partition.
+    them. Both are by partition. `gone` has the paths of files that were removed meanwhile.
 
     :param known: what is known of a snapshot, by its id. The search adds what it reads, since each file costs several
         calls to the JVM.
@@ -94,6 +94,7 @@ class _Search:
         self.commits = self.files = 0
         self.partitions: dict[str, list[Mergeable]] = {}
         self.deletes: dict[str, list[Mergeable]] = {}
+        self.gone = set[str]()
         self._table = table
         self._spec = spec
         self._sink_id = prefix.removeprefix("rowdelta.")
@@ -101,37 +102,43 @@ class _Search:
         if self._is_enough(self.commits, self.files) and not spec.keeps_dropped_fields(spec.current_spec_id):
             self._collect(snapshots, known)
 
-    def _snapshots(self) -> Iterator[tuple[JavaObject, "_By"]]:
+    def _snapshots(self) -> Iterator[tuple[JavaObject, "_By", bool]]:
         """The snapshots whose files may be merged, and other writers' snapshots that may delete rows of these files;
-        newest first. Also counts the sink's commits.
+        newest first. Of minor compactions also whether their files are of a higher level, and not merged. Also counts
+        the sink's commits.
 
         The search ends at an equality delete: nobody knows which rows it deletes, but it applies to older files only.
         """
         java = self._table.java
-        java_snapshot, last, first_passed, older = java.currentSnapshot(), None, False, 0
+        java_snapshot, older = java.currentSnapshot(), 0
+        last, passed = None, None  # numbers of minor compactions
+        begun = dict[int, int]()  # the snapshot from which each has moved rows, and its number
         while java_snapshot is not None:
             summary: Mapping[str, str] = self._table.summary(java_snapshot)
-            by = self._author(summary)
+            by, snapshot_id, is_below = self._author(summary), int(java_snapshot.snapshotId()), False
             if by is _By.MINOR_COMPACTION:
                 number = int(summary[MINOR])
                 last = last or number
                 self.number = last + 1
-                if not self._is_enough(self.commits, self.files) or merge_levels.is_below(number, self.number):
-                    return
-                first_passed = number == 1
+                begun[int(summary.get(MERGED_FROM, snapshot_id))] = number
+                is_below = merge_levels.is_below(number, self.number)
             elif by is not _By.REWRITE and (
                 self._removes_deletes(summary) or self._removes_too_much(summary, by is _By.SINK)
             ):
                 return
+            if snapshot_id in begun:
+                passed = begun[snapshot_id]
+                if not self._is_enough(self.commits, self.files) or merge_levels.is_below(passed, self.number):
+                    return
             if java_snapshot.schemaId() != java.schema().schemaId():
                 return
             if by is _By.SINK:
-                if last is None:
+                if passed is None:
                     self.commits += 1
                     self.files += self._added(summary)
-                older += first_passed or last is None
+                older += passed in (None, 1)
             if by is not _By.OTHERS or summary.get("added-position-delete-files", "0") != "0":
-                yield java_snapshot, by
+                yield java_snapshot, by, is_below
             if summary.get("added-equality-delete-files", "0") != "0":
                 return
             if older >= merge_levels.EVERY**2 and self._is_enough(self.commits, self.files):
@@ -163,21 +170,20 @@ class _Search:
         """
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
-    def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By"]], known: dict[int, _Seen]) -> None:
-        gone = set[str]()
-        for snapshot, by in snapshots:
+    def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By", bool]], known: dict[int, _Seen]) -> None:
+        for snapshot, by, is_below in snapshots:
             number = int(snapshot.snapshotId())
             if number not in known:
                 removed = self._removed(snapshot) if by is not _By.OTHERS else ()
                 known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
             for file in known[number].added:
-                if file.file.path in gone:
+                if is_below or file.file.path in self.gone:
                     continue
                 if by in (_By.SINK, _By.MINOR_COMPACTION):
                     self.partitions.setdefault(file.partition, []).append(file)
                 if isinstance(file.file, DeleteFile):
                     self.deletes.setdefault(file.partition, []).append(file)
-            gone |= known[number].removed
+            self.gone |= known[number].removed
 
     def _removed(self, snapshot: JavaObject) -> Iterator[str]:
         """Paths that the snapshot removed. Iceberg also removes by itself delete files that are older than all data."""
