@@ -73,7 +73,9 @@ _MERGED_BY_TASKS = 100_000
 takes a job of its own.
 """
 _MOST_AGES = 48
-"""If runs have so many ages, each look-up takes long, and the stream waits until some are merged."""
+"""If runs have more ages, each look-up takes long, and tasks merge any number of entries: jobs beside the stream don't
+keep up, or each run ends before they do.
+"""
 _DEAD_UNTIL_LOOKED = 1000
 """Dead data files in a version before it is looked whether runs still name them."""
 
@@ -235,9 +237,11 @@ class KeyIndex:
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
         slice_ = self._next_merge()
-        if slice_.merged_entries > _MERGED_BY_TASKS and not self._is_guest:
-            return replace(slice_, merge=(), drop_tombstones=False)
-        return slice_
+        return replace(slice_, merge=(), drop_tombstones=False) if self._is_merged_beside(slice_) else slice_
+
+    def _is_merged_beside(self, slice_: IndexSlice) -> bool:
+        ages = len({run.sequence for run in slice_.runs})
+        return slice_.merged_entries > _MERGED_BY_TASKS and ages <= _MOST_AGES and not self._is_guest
 
     def _next_merge(self) -> IndexSlice:
         version = self._synchronized()
@@ -404,7 +408,7 @@ class KeyIndex:
             runs += [run for result in results for run in result.merged]
         else:
             self._folder.delete([f"runs/{run.name}" for result in results for run in result.merged])
-        runs = self._merging.taken_in(runs, wait=len({run.sequence for run in runs}) > _MOST_AGES)
+        runs = self._merging.taken_in(runs)
         sequence = version.sequence + 1  # the files that others wrote meanwhile are older than this commit
         own = [run for result in results for run in result.runs]
         runs += [replace(run, sequence=sequence) for run in own]
@@ -633,7 +637,7 @@ class KeyIndex:
         self._current_name = prepared.name
         self._merging.see_committed(prepared.version.runs)
         due = self._next_merge()
-        if due.merged_entries > _MERGED_BY_TASKS and not self._is_guest:
+        if self._is_merged_beside(due):
             self._merging.begin(due)
 
     def _synchronized(self) -> IndexVersion:

@@ -54,14 +54,13 @@ class RunMerging:
             newest = max(run.sequence for run in index.runs if run.name in names)
             self._merge = _Merge(names, newest, self._engine.beside(partial(self._engine.merge_runs, index)))
 
-    def taken_in(self, runs: Sequence[RunInfo], *, wait: bool) -> list[RunInfo]:
+    def taken_in(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
         """The runs, with the merged ones in the place of theirs, if these are written.
 
-        :param wait: until they are.
         :raises IndexLostError: a run is damaged or missing.
         """
         merge = self._merge
-        if merge is None or not (wait or merge.written.done()) or not merge.names <= {run.name for run in runs}:
+        if merge is None or not merge.written.done() or not merge.names <= {run.name for run in runs}:
             return list(runs)
         try:
             merged = merge.written.result()

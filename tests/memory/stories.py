@@ -1027,6 +1027,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         patch.setattr(merge_levels, "EVERY", 2)
         patch.setattr(index_probe, "_TIER", 2 if story.seed % 2 else 4)
         patch.setattr(keyindex, "_MERGED_BY_TASKS", story.seed % 3 * 4)
+        patch.setattr(keyindex, "_MOST_AGES", 3 if story.seed % 5 == 0 else 48)
         if story.seed % 4 == 3:
             patch.setattr(keyindex, "_MOST_LOOKED_UP", 0)
         patch.setattr(minor_compaction, "_ENOUGH", 1)

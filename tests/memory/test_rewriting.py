@@ -315,6 +315,33 @@ def test_runs_are_merged_though_rewrites_follow_one_another(long_player: Player)
     long_player._check_no_orphans()
 
 
+def test_runs_are_merged_though_each_process_ends_soon(long_player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Such as one that a scheduler starts for each micro-batch. It doesn't wait for a merge beside it."""
+    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
+    monkeypatch.setattr(keyindex, "_MOST_AGES", 8)
+    monkeypatch.setattr(long_player, "_beside", Beside(is_ready=False))
+    most = 0
+    for _ in range(30):
+        sink = long_player.opened(Clock())
+        apply(long_player, sink)
+        sink.upkeep.abandon_merge()
+        most = max(most, runs(sink))
+    assert most < 12
+    long_player._drain()
+    long_player.check()
+
+
+class Beside(Random):
+    """Tells whether work beside micro-batches is ready when somebody looks."""
+
+    def __init__(self, *, is_ready: bool) -> None:
+        super().__init__()
+        self._is_ready = is_ready
+
+    def random(self) -> float:
+        return 0.0 if self._is_ready else 1.0
+
+
 def one_row_each(folder: Path, *later: Operation) -> tuple[Player, TableSink]:
     """A table with a file for each key, whose source says more then."""
     player = Player(Story((*(Operation("set", key, value=1) for key in range(KEYS)), *later), ()), folder)

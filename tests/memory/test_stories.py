@@ -310,7 +310,7 @@ def _merge_runs_across_a_pin(patch: pytest.MonkeyPatch) -> None:
 
 
 def _take_in_runs_of_an_older_index(patch: pytest.MonkeyPatch) -> None:
-    def taken_in(self: RunMerging, runs: Sequence[RunInfo], *, wait: bool) -> list[RunInfo]:
+    def taken_in(self: RunMerging, runs: Sequence[RunInfo]) -> list[RunInfo]:
         merge = self._merge
         if merge is None or not merge.written.done():
             return list(runs)
