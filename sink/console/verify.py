@@ -24,8 +24,8 @@ with what a table is compared: a database, or any table that Spark reads.
 
 how:
   It reads a snapshot of the source, waits until the sink has passed it, and compares the table as it is then: by counts
-  and checksums of 16,384 ranges of keys, then key by key in the ranges that differ. Keys that change meanwhile are
-  compared in further rounds. So the sink may run, and the source may change.
+  and checksums of ranges of keys, then key by key in the ranges that differ. Keys that change meanwhile are compared in
+  further rounds. So the sink may run, and the source may change.
 
 what it needs:
   A user who may read the tables. In Postgres, pg_monitor (to see how far Debezium is) makes it faster and surer; in

@@ -53,14 +53,14 @@ def wait_for_delivery(
             return True
         if state is Delivered.NOT_YET:
             settled = None
-        elif settled is None:
-            settled = now + settle
-        elif now >= settled:
-            return True
+        else:
+            settled = now + settle if settled is None else settled
+            if now >= settled:
+                return True
         if now > until:
             raise TimeoutError(text)
         tell(text)
-        time.sleep(_POLL_SECONDS)
+        time.sleep(_POLL_SECONDS if settled is None else min(_POLL_SECONDS, settled - now))
     return False
 
 

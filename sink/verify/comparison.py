@@ -2,10 +2,10 @@
 
 First by counts and checksums of buckets: a key's bucket depends on a hash of it, which Spark computes for both sides.
 So it doesn't matter in which order an engine sorts texts, or which of them it calls equal. Only what is in buckets that
-differ is then compared key by key.
+differ is then compared key by key. There are more buckets for more rows, so that a difference concerns few of them.
 
-The work is Spark's, in tasks that spill to disk. The driver gets a few numbers for each bucket, and the differences
-that are shown.
+The work is Spark's, in tasks that spill to disk. The driver gets the differences that are shown, and few keys or
+numbers of buckets, to send them to all tasks.
 """
 
 from collections.abc import Sequence
@@ -13,7 +13,6 @@ from dataclasses import dataclass, replace
 from functools import reduce
 from typing import Any
 
-import numpy as np
 from pyspark.sql import Column, DataFrame
 from pyspark.sql import functions as F
 from pyspark.sql import types as T
@@ -22,9 +21,14 @@ from changelog import shown_values
 from sink.spark.versions import to_arrow
 from sink.verify.canonical import key_hash, misfit, row_hash, shown, value
 
-BUCKETS = 16_384
-"""With a billion rows, a bucket has 60,000."""
+_BUCKET_ROWS, _FEWEST_BUCKETS, _MOST_BUCKETS = 256, 1 << 14, 1 << 20
+"""About so many rows are in a bucket. Tasks hold sums of each bucket, and the more there are, the slower it is. So few
+cost nothing.
+"""
+_FEW = 1 << 18
+"""So many keys are sent to all tasks at most. For more of them all rows are shuffled."""
 HASH = "row_hash"
+_BUCKET = "bucket"
 _SOURCE, _TABLE = "source", "table"
 
 
@@ -47,13 +51,29 @@ class ComparedColumns:
         return [value(number) for number in self.key]
 
 
+class Kept:
+    """Rows that Spark keeps, and their number. Joins send them to all tasks if they are few: nothing else that Spark
+    knows of such rows tells it.
+    """
+
+    def __init__(self, frame: DataFrame) -> None:
+        rows = frame.localCheckpoint(eager=False)  # the count computes them
+        self.count = rows.count()
+        self.rows = F.broadcast(rows) if self.count <= _FEW else rows
+
+
 @dataclass(frozen=True)
 class Checksums:
-    """:param differing: the buckets whose rows differ."""
+    """:param buckets: how many there are.
+    :param differing: those whose rows differ.
+    :param different: how many these are.
+    """
 
     source_rows: int
     table_rows: int
-    differing: Sequence[int]
+    buckets: int
+    differing: DataFrame
+    different: int
 
 
 @dataclass(frozen=True)
@@ -109,21 +129,23 @@ def hashed(frame: DataFrame, layout: ComparedColumns, *, with_values: bool) -> D
     return frame.select(*layout.key_columns, row_hash(frame, len(layout.names)).alias(HASH))
 
 
-def checksums(source: DataFrame, table: DataFrame, layout: ComparedColumns) -> Checksums:
-    """Count and add up the hashes in each bucket, in one pass over both sides (`hashed`)."""
-    sums = _both(source, table, [_bucket(layout).alias("bucket"), HASH]).groupBy("bucket").agg(*_sums())
-    found = {name: column.to_numpy() for name, column in zip(_SUMS, to_arrow(sums.select(*_SUMS)).columns, strict=True)}
-    differs = (found["source_rows"] != found["table_rows"]) | (found["low"] != 0) | (found["high"] != 0)
-    return Checksums(
-        int(found["source_rows"].sum()),
-        int(found["table_rows"].sum()),
-        np.sort(found["bucket"][differs]).tolist(),
-    )
+def checksums(source: DataFrame, table: DataFrame, layout: ComparedColumns, rows: int) -> Checksums:
+    """Count and add up the hashes in each bucket, in one pass over both sides (`hashed`).
+
+    :param rows: about how many each side has.
+    """
+    buckets = min(max(rows // _BUCKET_ROWS, _FEWEST_BUCKETS), _MOST_BUCKETS)
+    both = _both(source, table, [_bucket(layout, buckets), HASH])
+    sums = both.groupBy(_BUCKET).agg(*_sums()).localCheckpoint(eager=False)
+    totals = sums.agg(F.sum("source_rows"), F.sum("table_rows"), F.count_if(_differs())).first()
+    assert totals is not None
+    of_source, of_table, different = (found or 0 for found in totals)
+    return Checksums(of_source, of_table, buckets, F.broadcast(sums.where(_differs()).select(_BUCKET)), different)
 
 
-def in_buckets(frame: DataFrame, buckets: Sequence[int], layout: ComparedColumns) -> DataFrame:
-    """The rows of some buckets."""
-    return frame if len(buckets) == BUCKETS else frame.where(_bucket(layout).isin(list(buckets)))
+def in_buckets(frame: DataFrame, sums: Checksums, layout: ComparedColumns) -> DataFrame:
+    """The rows of the buckets that differ."""
+    return frame.select("*", _bucket(layout, sums.buckets)).join(sums.differing, _BUCKET, "left_semi").drop(_BUCKET)
 
 
 def joined(rows: DataFrame, keys: DataFrame, columns: Sequence[str], how: str) -> DataFrame:
@@ -153,8 +175,7 @@ def differing(source: DataFrame, table: DataFrame, layout: ComparedColumns) -> D
     columns = [*_row(layout), HASH] if sides else [*layout.key_columns, HASH]
     both = _both(_completed(source, columns), _completed(table, columns), columns)
     groups = both.groupBy(*layout.key_columns).agg(*_sums(), *sides)
-    differs = (F.col("source_rows") != F.col("table_rows")) | (F.col("low") != 0) | (F.col("high") != 0)
-    return groups.where(differs).drop("low", "high")
+    return groups.where(_differs()).drop("low", "high")
 
 
 def shown_differences(found: DataFrame, layout: ComparedColumns, limit: int) -> list[Difference]:
@@ -201,9 +222,6 @@ def _difference(row: dict[str, Any], layout: ComparedColumns) -> Difference:
     return Difference(key, *counts, columns)
 
 
-_SUMS = ("bucket", "source_rows", "table_rows", "low", "high")
-
-
 def _sums() -> list[Column]:
     """How many rows there are on each side, and the difference of the sums of their hashes' halves. The sum of whole
     hashes could overflow, and Spark's ANSI mode ends the job then.
@@ -218,6 +236,11 @@ def _sums() -> list[Column]:
     ]
 
 
+def _differs() -> Column:
+    """Whether `_sums` say that the sides differ."""
+    return (F.col("source_rows") != F.col("table_rows")) | (F.col("low") != 0) | (F.col("high") != 0)
+
+
 def _both(source: DataFrame, table: DataFrame, columns: Sequence[Column | str]) -> DataFrame:
     one, other = (
         frame.select(F.lit(side).alias("side"), *columns) for frame, side in ((source, _SOURCE), (table, _TABLE))
@@ -225,8 +248,8 @@ def _both(source: DataFrame, table: DataFrame, columns: Sequence[Column | str]) 
     return one.unionAll(other)
 
 
-def _bucket(layout: ComparedColumns) -> Column:
-    return F.pmod(key_hash(layout.key), F.lit(BUCKETS))
+def _bucket(layout: ComparedColumns, count: int) -> Column:
+    return F.pmod(key_hash(layout.key), F.lit(count)).alias(_BUCKET)
 
 
 def _row(layout: ComparedColumns) -> list[str]:

@@ -34,7 +34,7 @@ from sink.spark.exchange import in_arrow
 from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.tasks.purge import Removals
 from sink.table.microbatch import TableSink
-from sink.verify.comparison import joined
+from sink.verify.comparison import Kept, joined
 from sink.verify.topic import Topic
 
 log = logging.getLogger("rowdelta")
@@ -90,8 +90,8 @@ class Healing:
         plan = self._opened().plan
         read = self._rows.of(self._conditions(texts), self._rows.order(), self._connections).changes(plan)
         read = with_key(read.where(~is_bad(read)))
-        found = joined(read, keys, keys.columns, "left_semi").localCheckpoint()
-        missing = joined(gone, found, keys.columns, "left_anti").localCheckpoint()
+        found = Kept(joined(read, keys, keys.columns, "left_semi")).rows
+        missing = joined(gone, found, keys.columns, "left_anti")
         with self._opened().going_first():
             for _ in range(_ATTEMPTS):
                 sink = self._opened()
@@ -129,14 +129,13 @@ class Healing:
         if changes is not None:
             if changes.empties:
                 return 0  # the keys differ again, if they still do
-            changed = with_key(changes.rows).select(*key).distinct().localCheckpoint()
+            changed = Kept(with_key(changes.rows).select(*key).distinct()).rows
             found, missing = (joined(side, changed, key, "left_anti") for side in (found, missing))
-        keys = found.select(*key).unionByName(missing).distinct().count()
-        corrections = found.drop(*key).unionByName(removals(sink, missing, with_key)).localCheckpoint()
-        count = corrections.count()
-        if count:
-            sink.apply_beside("reconcile", corrections, count)
-        return keys
+        gone = Kept(missing)
+        corrections = Kept(found.drop(*key).unionByName(removals(sink, gone.rows, with_key)))
+        if corrections.count:
+            sink.apply_beside("reconcile", corrections.rows, corrections.count)
+        return found.select(*key).distinct().count() + gone.count
 
 
 def removals(sink: TableSink, keys: DataFrame, with_key: Callable[[DataFrame], DataFrame]) -> DataFrame:

@@ -32,7 +32,7 @@ from sink.spark.job_errors import JOB_ERRORS, job_error
 from sink.table.microbatch import TableSink
 from sink.table.resnapshot import Resnapshot
 from sink.table.table_plan import TablePlan
-from sink.verify.comparison import joined
+from sink.verify.comparison import Kept, joined
 from sink.verify.healing import removals
 from sink.verify.topic import Topic
 
@@ -84,15 +84,14 @@ class _Removing:
             position = self._sink.position
             if not has_turn or position is None or self._sink.ended_snapshot != self._snapshot:
                 return
-            changes, count = None, 0
-            if not missing.isEmpty():
-                since = self._read(ends, position)
-                missing = missing if since is None else joined(missing, self._keys(since), missing.columns, "left_anti")
-                changes = removals(self._sink, missing, lambda frame: frame.select("*", *_table_key(self._plan)))
-                changes = changes.localCheckpoint()
-                count = changes.count()
-            if changes is not None and count:
-                self._sink.apply_beside("reconcile", changes, count)
+            count = 0
+            if missing.count:
+                since, gone = self._read(ends, position), missing.rows
+                gone = gone if since is None else joined(gone, self._keys(since), gone.columns, "left_anti")
+                changes = Kept(removals(self._sink, gone, lambda frame: frame.select("*", *_table_key(self._plan))))
+                count = changes.count
+                if count:
+                    self._sink.apply_beside("reconcile", changes.rows, count)
             self._sink.forget_snapshot()
         log.info("%s: removed %s that the source's new snapshot doesn't have", self._name, amount(count, "row"))
 
@@ -122,7 +121,7 @@ class _Removing:
                 raise _UnknownError("messages of it may not be in the topic any more")
         return begin
 
-    def _missing(self, begin: Offsets, ends: Offsets) -> DataFrame:
+    def _missing(self, begin: Offsets, ends: Offsets) -> Kept:
         """The keys of the table's rows that no message names from B to E."""
         table, plan = self._sink.upkeep.newest_table(), self._plan
         changes, snapshot = self._read(begin, ends), table.snapshot_id()
@@ -132,10 +131,11 @@ class _Removing:
         if plan.section.soft_delete is not None:  # they are marked already
             frame = frame.where(~F.col(quoted(plan.section.soft_delete.column)).eqNullSafe(F.lit(True)))
         rows = frame.select(*_table_key(plan))
-        missing = joined(rows, self._keys(changes), rows.columns, "left_anti").localCheckpoint()
-        count, total = missing.count(), rows.count()
-        if count > _MOST * total:
-            raise _UnknownError(f"they would be {count:,} of {total:,}, as if it were one of a part of the table")
+        missing, total = Kept(joined(rows, self._keys(changes), rows.columns, "left_anti")), rows.count()
+        if missing.count > _MOST * total:
+            raise _UnknownError(
+                f"they would be {missing.count:,} of {total:,}, as if it were one of a part of the table"
+            )
         return missing
 
     def _read(self, begin: Offsets, end: Position) -> DataFrame | None:
@@ -157,7 +157,7 @@ class _Removing:
 
     def _keys(self, changes: DataFrame) -> DataFrame:
         columns = [F.col(quoted(name)).alias(_key_name(n)) for n, name in enumerate(self._plan.section.key)]
-        return changes.where(~is_bad(changes)).select(*columns).distinct().localCheckpoint()
+        return Kept(changes.where(~is_bad(changes)).select(*columns).distinct()).rows
 
 
 def _table_key(plan: TablePlan) -> list[Column]:

@@ -44,6 +44,7 @@ from sink.verify.canonical import comparable, misfit, value
 from sink.verify.comparison import (
     ComparedColumns,
     Difference,
+    Kept,
     checksums,
     differing,
     hashed,
@@ -63,8 +64,8 @@ For more of them the source is read whole.
 _POLL_SECONDS = 0.5
 _QUIET_SECONDS = 30.0
 """If the sink hasn't committed for so long, it may not be running."""
-_SEEN = "seen"
-"""Whether the key has differed before."""
+_SEEN, _TRIED = "seen", "tried"
+"""Whether the key has differed before, and whether it was to be corrected."""
 
 
 @dataclass(frozen=True)
@@ -225,8 +226,6 @@ class Rounds:
         heal: Heal | None = None,
     ) -> None:
         self._heal = heal
-        self._tried: DataFrame | None = None
-        """The keys that it got."""
         self._target = target
         self._source = source
         self._topic = topic
@@ -255,7 +254,7 @@ class Rounds:
 
         :raises TemporaryError: the sink didn't get far enough in time, or a job failed.
         """
-        scope: DataFrame | None = None
+        scope: Kept | None = None
         for number in range(1, _ROUNDS + 1):
             try:
                 scope, is_done = self._round(scope)
@@ -269,77 +268,72 @@ class Rounds:
                 break
         return self.outcome
 
-    def _round(self, scope: DataFrame | None) -> tuple[DataFrame | None, bool]:
+    def _round(self, scope: Kept | None) -> tuple[Kept | None, bool]:
         """One round.
 
-        :param scope: the keys to compare. None means all.
+        :param scope: the keys to compare, with `_SEEN` and `_TRIED`. None means all.
         :return: the scope of the next round, and whether none is needed.
         """
-        layout, name = self._layout, self._target.name
+        layout, name, key = self._layout, self._target.name, self._layout.key_columns
         begin = self._topic.ends() if self._topic is not None else {}
-        source = self._read_source(scope)
+        read = self._read_source(scope)
         position = self._wait()
-        table = self._read_table(scope)
+        source, table = read.rows, self._read_table(scope)
         changes = self._topic.changes(begin, position) if self._topic is not None else None
         if changes is not None and changes.empties:
             return scope, False
         changed = None if changes is None else self._keys(changes)
         if changed is not None:
-            source, table = (joined(side, changed, layout.key_columns, "left_anti") for side in (source, table))
+            source, table = (joined(side, changed.rows, key, "left_anti") for side in (source, table))
+        new = [F.lit(False).alias(_SEEN), F.lit(False).alias(_TRIED)]
         if scope is None:
+            left = None if changed is None else Kept(changed.rows.select(*key, *new))
             with progress(self._spark, f"{name}: comparing checksums"):
-                sums = checksums(source, table, layout)
+                sums = checksums(source, table, layout, read.count)
             self.outcome.source_rows, self.outcome.table_rows = sums.source_rows, sums.table_rows
             self.outcome.compared = changed is None or sums.source_rows + sums.table_rows > 0
-            if not sums.differing:
-                self.outcome.changing = 0 if changed is None else changed.count()
-                return (None, True) if changed is None else (changed.withColumn(_SEEN, F.lit(False)), False)
-            source, table = (in_buckets(side, sums.differing, layout) for side in (source, table))
-            what = f"{name}: comparing the keys of {len(sums.differing):,} of 16,384 buckets"
+            if not sums.different:
+                self.outcome.changing = 0 if left is None else left.count
+                return left, left is None
+            source, table = (in_buckets(side, sums, layout) for side in (source, table))
+            what = f"{name}: comparing the keys of {sums.different:,} of {sums.buckets:,} buckets"
         else:
+            left = None if changed is None else Kept(joined(scope.rows, changed.rows, key, "left_semi"))
+            self.outcome.compared |= scope.count > (0 if left is None else left.count)
             what = f"{name}: comparing keys again, round {self.outcome.rounds + 1}"
         with progress(self._spark, what):
-            found = differing(source, table, layout).localCheckpoint()
-        if scope is None:
-            again = found.select(*layout.key_columns, F.lit(True).alias(_SEEN))
-            left = None if changed is None else changed.withColumn(_SEEN, F.lit(False))
-        else:
-            counts = F.col(_SEEN) | F.lit(not self._is_live)
-            seen = joined(found, scope, layout.key_columns, "inner").localCheckpoint()
-            again = seen.where(~counts).select(*layout.key_columns, F.lit(True).alias(_SEEN))
+            rows = differing(source, table, layout)
+            found = Kept(rows.select("*", *new) if scope is None else joined(rows, scope.rows, key, "inner"))
+        counts = F.lit(scope is not None) & (F.col(_SEEN) | F.lit(not self._is_live))
+        again = found.rows.where(~counts).select(*key, F.lit(True).alias(_SEEN), _TRIED)
+        if scope is not None and found.count:
             if self._heal is None:
-                self._tell(seen.where(counts))
+                self._tell(found.rows.where(counts))
             else:
-                again = again.unionByName(self._healed(seen.where(counts), begin))
-            left = None if changed is None else joined(scope, changed, layout.key_columns, "left_semi")
-            if not self.outcome.compared:
-                rest = scope if changed is None else joined(scope, changed, layout.key_columns, "left_anti")
-                self.outcome.compared = not rest.isEmpty()
-        again, left = again.localCheckpoint(), None if left is None else left.localCheckpoint()
-        self.outcome.unconfirmed, self.outcome.changing = again.count(), 0 if left is None else left.count()
-        following = again if left is None else again.unionByName(left)
-        return following, not (self.outcome.unconfirmed or self.outcome.changing)
+                again = again.unionByName(self._healed(found.rows.where(counts), begin))
+        following = Kept(again if left is None else again.unionByName(left.rows))
+        self.outcome.changing = 0 if left is None else left.count
+        self.outcome.unconfirmed = following.count - self.outcome.changing
+        return following, not following.count
 
     @property
     def _is_live(self) -> bool:
         return self._source.is_live or self._topic is not None
 
     def _healed(self, found: DataFrame, begin: Offsets) -> DataFrame:
-        """Correct keys in the table. Returns them, to be compared again. What differs after that is told.
+        """Correct keys in the table, each once. Returns them, to be compared again. What differs after that is told.
 
         :param begin: where the topic ended when the round began.
         """
         assert self._heal is not None
         names = self._layout.key_columns
-        if self._tried is not None:
-            self._tell(joined(found, self._tried, names, "left_semi"))
-            found = joined(found, self._tried, names, "left_anti")
-        keys = found.select(*names).localCheckpoint()
-        if not keys.isEmpty():
-            gone = found.where(F.col("source_rows") == 0).select(*names).localCheckpoint()
-            self.outcome.healed += self._heal(keys, gone, self._looked_up(keys), begin, self._with_key)
-            self._tried = keys if self._tried is None else self._tried.unionByName(keys)
-        return keys.withColumn(_SEEN, F.lit(False))
+        self._tell(found.where(_TRIED))
+        keys = Kept(found.where(~F.col(_TRIED)).select(*names, "source_rows"))
+        if keys.count:
+            gone = keys.rows.where(F.col("source_rows") == 0).select(*names)
+            texts = self._looked_up(keys)
+            self.outcome.healed += self._heal(keys.rows.select(*names), gone, texts, begin, self._with_key)
+        return keys.rows.select(*names, F.lit(False).alias(_SEEN), F.lit(True).alias(_TRIED))
 
     def _with_key(self, frame: DataFrame) -> DataFrame:
         """A frame that has the table's columns, with the canonical columns of its key."""
@@ -348,12 +342,13 @@ class Rounds:
 
     def _tell(self, found: DataFrame) -> None:
         """Keep differences for the outcome."""
-        self.outcome.different += found.count()
-        room = self._limit - len(self.outcome.differences)
+        count = found.count()
+        self.outcome.different += count
+        room = min(count, self._limit - len(self.outcome.differences))
         if room > 0:
             self.outcome.differences += shown_differences(found, self._layout, room)
 
-    def _read_source(self, scope: DataFrame | None) -> DataFrame:
+    def _read_source(self, scope: Kept | None) -> Kept:
         fields = list(dict.fromkeys(column.field for column in self._compared))  # columns may share one
         if self._condition is not None:
             fields = list(dict.fromkeys([*fields, *(column.field for column in self._condition.inputs)]))
@@ -369,13 +364,11 @@ class Rounds:
             frame = reading.frame if self._condition is None else self._condition.wanted(reading.frame)
             rows = hashed(frame.select(*columns), self._layout, with_values=scope is not None)
             if scope is not None:
-                rows = joined(rows, scope, self._layout.key_columns, "left_semi")
-            if not self._is_live:
-                return rows  # may be read again at any time
+                rows = joined(rows, scope.rows, self._layout.key_columns, "left_semi")
             with progress(self._spark, f"{self._target.name}: reading {self._source.name}"):
-                return rows.localCheckpoint()
+                return Kept(rows)
 
-    def _read_table(self, scope: DataFrame | None) -> DataFrame:
+    def _read_table(self, scope: Kept | None) -> DataFrame:
         snapshot = self._target.snapshot_id()
         reader = self._target.reader()
         frame = reader.frame(self._spark).limit(0) if snapshot is None else reader.current_frame(snapshot)
@@ -386,8 +379,9 @@ class Rounds:
         if scope is None:
             state = "empty" if snapshot is None else f"{self._target.snapshot_word} {snapshot}"
             self.outcome.table_state = state
-        rows = hashed(self._of_table(frame, range(len(self._compared))), self._layout, with_values=scope is not None)
-        return rows if scope is None else joined(rows, scope, self._layout.key_columns, "left_semi")
+        if scope is not None:  # before anything else is made of the rows
+            frame = joined(self._with_key(frame), scope.rows, self._layout.key_columns, "left_semi")
+        return hashed(self._of_table(frame, range(len(self._compared))), self._layout, with_values=scope is not None)
 
     def _of_table(self, frame: DataFrame, numbers: Sequence[int], *, keep: bool = False) -> DataFrame:
         """The canonical columns of a frame with the table's columns.
@@ -404,26 +398,22 @@ class Rounds:
             columns += _canonical(n, raw, converted, column.conversion.dtype, column.conversion.table_may_misfit)
         return frame.select(*columns)
 
-    def _keys(self, changes: TopicChanges) -> DataFrame | None:
+    def _keys(self, changes: TopicChanges) -> Kept | None:
         """The keys that were changed; None if there are none."""
-        keys = (
-            self._of_table(changes.rows, self._layout.key)
-            .select(*self._layout.key_columns)
-            .distinct()
-            .localCheckpoint()
-        )
-        return None if keys.isEmpty() else keys
+        keys = Kept(self._of_table(changes.rows, self._layout.key).select(*self._layout.key_columns).distinct())
+        return keys if keys.count else None
 
-    def _looked_up(self, scope: DataFrame | None) -> Keys | None:
+    def _looked_up(self, scope: Kept | None) -> Keys | None:
         """The scope as texts, if it is small, and its texts are those that the source has."""
-        if scope is None or not all(self._compared[n].is_text_same for n in self._layout.key):
+        most = _LOOKED_UP if len(self._layout.key) == 1 else _LOOKED_UP_OF_SEVERAL
+        key = [self._compared[n] for n in self._layout.key]
+        if scope is None or scope.count > most or not all(column.is_text_same for column in key):
             return None
         texts = [canonical.shown(F.col(value(n)), self._layout.types[n]) for n in self._layout.key]
-        most = _LOOKED_UP if len(texts) == 1 else _LOOKED_UP_OF_SEVERAL
-        rows = to_arrow(scope.select(F.array(*texts).alias("key")).limit(most + 1)).column("key").to_pylist()
-        if len(rows) > most or any(text is None for row in rows for text in row):
+        rows = to_arrow(scope.rows.select(F.array(*texts).alias("key"))).column("key").to_pylist()
+        if any(text is None for row in rows for text in row):
             return None
-        return Keys([self._compared[n].field for n in self._layout.key], [tuple(row) for row in rows])
+        return Keys([column.field for column in key], [tuple(row) for row in rows])
 
     def _wait(self) -> Position:
         """Wait until the table has all that the source's reading saw. The table is then in its newest state.

@@ -23,7 +23,6 @@ from sink.spark import session
 from sink.spark.versions import parse_ddl
 from sink.verify.canonical import comparable, value
 from sink.verify.comparison import (
-    BUCKETS,
     ColumnDifference,
     ComparedColumns,
     Difference,
@@ -124,10 +123,10 @@ def test_each_difference_of_random_rows_is_found_and_no_other(
     random.shuffle(table)
 
     left, right = (hashed(frame_of(spark, rows), layout, with_values=True) for rows in (source, table))
-    sums = checksums(left, right, layout)
+    sums = checksums(left, right, layout, 1_000_000)
     assert (sums.source_rows, sums.table_rows) == (len(source), len(table))
-    assert 0 < len(sums.differing) <= len(expected) < BUCKETS
-    left, right = (in_buckets(side, sums.differing, layout) for side in (left, right))
+    assert 0 < sums.different <= len(expected) < sums.buckets
+    left, right = (in_buckets(side, sums, layout) for side in (left, right))
     found = differing(left, right, layout).localCheckpoint()
     shown = shown_differences(found, layout, 1000)
     assert {(d.key["id"], d.key["part"]): (d.kind, [column.column for column in d.columns]) for d in shown} == expected

@@ -213,6 +213,11 @@ class Scripted:
         self.rounds = rounds
         self.keys: list[Keys | None] = []
 
+    @property
+    def group(self) -> str:
+        """Of the jobs of the last round."""
+        return f"{id(self)}, round {len(self.keys)}"
+
     def columns(self) -> Mapping[str, Selected]:
         return {"id": Selected("", Kind.TEXT, key_text=".*"), "region": Selected("", Kind.TEXT)}
 
@@ -222,6 +227,7 @@ class Scripted:
     @contextmanager
     def reading(self, columns: list[str], keys: Keys | None) -> Iterator[SourceRows]:
         self.keys.append(keys)
+        self.frame.sparkSession.sparkContext.setJobGroup(self.group, "")
         yield SourceRows(self.frame.select(*columns), f"LSN {len(self.keys)}")
 
     def delivered(self, newest: Newest) -> tuple[Delivered, str]:
@@ -302,6 +308,21 @@ def test_texts_are_not_looked_up_by_the_numbers_that_the_table_has(job: Job) -> 
     outcome, source = compared(job, [("007", "eu"), ("01", "eu"), ("2", "eu")], [[1], []])
     assert source.keys == [None, None]
     assert (outcome.different, outcome.rounds) == (1, 2)
+
+
+def test_few_keys_are_compared_again_without_a_shuffle_of_all_rows(spark: SparkSession, tmp_path: Path) -> None:
+    job = Job(spark, tmp_path)
+    job.write([("+I", {"id": 0, "region": "eu"})])
+    job.run()
+    spark.sql(f"INSERT INTO {job.target} (id, region) SELECT id, 'eu' FROM range(1, 20000)")
+    rows = [(str(n), "us" if n % 5_000 == 7 else "eu") for n in range(20_000)]
+    outcome, source = compared(job, rows, [[3], []])
+    assert (outcome.different, outcome.rounds) == (4, 2)
+    tracker, store = spark.sparkContext.statusTracker(), cast(Any, spark.sparkContext)._jsc.sc().statusStore()
+    infos = [tracker.getJobInfo(number) for number in tracker.getJobIdsForGroup(source.group)]
+    stages = {stage for info in infos if info is not None for stage in info.stageIds}
+    shuffled = sum(store.lastStageAttempt(stage).shuffleWriteRecords() for stage in stages)
+    assert 4 <= shuffled < 100
 
 
 def test_all_tables_are_compared_and_what_is_printed_is_escaped(
