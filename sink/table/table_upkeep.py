@@ -97,6 +97,8 @@ class TableUpkeep:
                 self._small_files.start_over()
                 self._merge = begun, opened.engine.beside(partial(self._rewriting.write, begun))
                 self.end_merge(wait=opened.plan.section.copies)  # the next micro-batch may replace the same files
+        elif is_wanted:  # so that it is known when they are chosen
+            opened.engine.beside(partial(opened.table.upkeep().look_at_last, opened.prefix))
         opened.table.upkeep().tend()
 
     @property

@@ -251,6 +251,10 @@ class Upkeep(Protocol):
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         """:param is_enough: whether so many commits with so many files are worth a minor compaction."""
 
+    def look_at_last(self, prefix: str) -> None:
+        """Read what the last commit changed, so that `merge_candidates` takes less time. Another thread may call it."""
+        return
+
     def rewritables(self) -> Iterator[Sequence[Rewritable]]:
         """The data files whose live rows the key index knows. Those of a very large table come in parts, in any order:
         what lets micro-batches wait takes one part, so that each file has its turn some time.

@@ -62,12 +62,97 @@ class SmallFiles:
         if self._known_as != layout or len(self._known) > _MOST_KNOWN:
             self._known, self._known_as = {}, layout
         try:
-            found = _Search(self._table, spec, prefix, self._known, is_enough)
+            found = _Search(_Snapshots(self._table, spec, prefix, self._known), is_enough)
         except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot that the search reads
             raise TemporaryError(java_message(error)) from None
         return MergeCandidates(
             found.number, found.commits, found.files, spec.current_spec_id, found.partitions, found.deletes, found.gone
         )
+
+    def look_at_last(self, spec: IcebergTableSpec, prefix: str) -> None:
+        """See `Upkeep.look_at_last`."""
+        if self._known_as == (spec.current_spec_id, spec.format_version):
+            snapshots, last = _Snapshots(self._table, spec, prefix, self._known), self._table.java.currentSnapshot()
+            if last is not None:
+                snapshots.seen(last)
+
+
+class _Snapshots:
+    """Reads what snapshots changed.
+
+    :param known: what is known of a snapshot, by its id. What is read is added, since each file costs several calls to
+        the JVM.
+    """
+
+    def __init__(self, table: JavaTable, spec: IcebergTableSpec, prefix: str, known: dict[int, _Seen]) -> None:
+        self.table = table
+        self.spec = spec
+        self._sink_id = prefix.removeprefix("rowdelta.")
+        self._known = known
+
+    def seen(self, snapshot: JavaObject) -> _Seen:
+        number = int(snapshot.snapshotId())
+        found = self._known.get(number)
+        if found is None:
+            summary = self.table.summary(snapshot)
+            by = self.author(summary)
+            removes = any(summary.get(f"{what}-files", "0") != "0" for what in ("deleted-data", "removed-delete"))
+            removed = self._removed(snapshot) if by is not _By.OTHERS and removes else ()
+            found = self._known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
+        return found
+
+    def author(self, summary: Mapping[str, str]) -> "_By":
+        if summary.get(SINK_ID) != self._sink_id:
+            return _By.OTHERS
+        if REWRITE in summary:
+            return _By.REWRITE
+        return _By.MINOR_COMPACTION if MINOR in summary else _By.SINK
+
+    def _removed(self, snapshot: JavaObject) -> Iterator[str]:
+        """Paths that the snapshot removed. Iceberg also removes by itself delete files that are older than all data."""
+        io = self.table.java.io()
+        removed = [snapshot.removedDataFiles(io)]
+        if self.spec.format_version < 3:
+            removed.append(snapshot.removedDeleteFiles(io))
+        return (path for files in removed for path in self.table.paths(files))
+
+    def _files(self, snapshot: JavaObject, by: "_By") -> Iterator[Mergeable]:
+        """The files that the snapshot added under the current spec: small data files, if the sink made the snapshot,
+        and position delete files (v2).
+        """
+        io = self.table.java.io()
+        sequence_number = int(snapshot.sequenceNumber())
+        fields = [str(field.field_id) for field in self.spec.current_spec.fields]
+        added = [snapshot.addedDataFiles(io)] if by in (_By.SINK, _By.MINOR_COMPACTION) else []
+        if self.spec.format_version < 3:
+            added.append(snapshot.addedDeleteFiles(io))
+        described = (
+            (files, number, content)
+            for files in map(self.table.as_list, added)
+            for number, content in enumerate(self.table.described_files(files))
+        )
+        for files, number, content in described:
+            if content["spec-id"] != self.spec.current_spec_id:
+                continue
+            kind, size = content["content"].upper(), content["file-size-in-bytes"]
+            if kind != "DATA" and not kind.startswith("POSITION"):
+                continue
+            if kind == "DATA" and (size * 2 > self.spec.target_file_size or self._has_unknown_row_ids(content)):
+                continue
+            partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
+            path, row_id = content["file-path"], content.get("first-row-id")
+            file: DataFile | DeleteFile = DeleteFile(path, size)
+            if kind == "DATA":
+                # in v2 only the delete files tell which rows are live
+                rows = content["record-count"] if self.spec.format_version >= 3 else None
+                file = DataFile(IndexedFile(path, content["spec-id"], partition), size, row_id, sequence_number, rows)
+            yield Mergeable(json.dumps(partition), file, files.get(number))
+
+    def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
+        """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
+        that added the file doesn't have them.
+        """
+        return self.spec.format_version >= 3 and "first-row-id" not in content
 
 
 class _Search:
@@ -76,31 +161,20 @@ class _Search:
     `number` is the number of the next minor compaction. `commits` and `files` count what was committed since the last
     one. `partitions` has the files that may be merged, and `deletes` all position delete files (v2) that may apply to
     them. Both are by partition. `gone` has the paths of files that were removed meanwhile.
-
-    :param known: what is known of a snapshot, by its id. The search adds what it reads, since each file costs several
-        calls to the JVM.
     """
 
-    def __init__(
-        self,
-        table: JavaTable,
-        spec: IcebergTableSpec,
-        prefix: str,
-        known: dict[int, _Seen],
-        is_enough: Callable[[int, int], bool],
-    ) -> None:
+    def __init__(self, snapshots: _Snapshots, is_enough: Callable[[int, int], bool]) -> None:
         self.number = 1
         self._is_enough = is_enough
         self.commits = self.files = 0
         self.partitions: dict[str, list[Mergeable]] = {}
         self.deletes: dict[str, list[Mergeable]] = {}
         self.gone = set[str]()
-        self._table = table
-        self._spec = spec
-        self._sink_id = prefix.removeprefix("rowdelta.")
-        snapshots = list(self._snapshots())
+        self._read = snapshots
+        self._table, self._spec = snapshots.table, snapshots.spec
+        found, spec = list(self._snapshots()), self._spec
         if self._is_enough(self.commits, self.files) and not spec.keeps_dropped_fields(spec.current_spec_id):
-            self._collect(snapshots, known)
+            self._collect(found)
 
     def _snapshots(self) -> Iterator[tuple[JavaObject, "_By", bool]]:
         """The snapshots whose files may be merged, and other writers' snapshots that may delete rows of these files;
@@ -115,7 +189,7 @@ class _Search:
         begun = dict[int, int]()  # the snapshot from which each has moved rows, and its number
         while java_snapshot is not None:
             summary: Mapping[str, str] = self._table.summary(java_snapshot)
-            by, snapshot_id, is_below = self._author(summary), int(java_snapshot.snapshotId()), False
+            by, snapshot_id, is_below = self._read.author(summary), int(java_snapshot.snapshotId()), False
             if by is _By.MINOR_COMPACTION:
                 number = int(summary[MINOR])
                 last = last or number
@@ -146,13 +220,6 @@ class _Search:
             parent = java_snapshot.parentId()
             java_snapshot = None if parent is None else java.snapshot(parent)
 
-    def _author(self, summary: Mapping[str, str]) -> "_By":
-        if summary.get(SINK_ID) != self._sink_id:
-            return _By.OTHERS
-        if REWRITE in summary:
-            return _By.REWRITE
-        return _By.MINOR_COMPACTION if MINOR in summary else _By.SINK
-
     def _added(self, summary: Mapping[str, str]) -> int:
         """How many files of the snapshot can be merged. In v3, delete files can't be."""
         deletes = summary.get("added-delete-files", "0") if self._spec.format_version < 3 else "0"
@@ -170,63 +237,14 @@ class _Search:
         """
         return self._spec.format_version < 3 and summary.get("removed-delete-files", "0") != "0"
 
-    def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By", bool]], known: dict[int, _Seen]) -> None:
+    def _collect(self, snapshots: Sequence[tuple[JavaObject, "_By", bool]]) -> None:
         for snapshot, by, is_below in snapshots:
-            number = int(snapshot.snapshotId())
-            if number not in known:
-                removed = self._removed(snapshot) if by is not _By.OTHERS else ()
-                known[number] = _Seen(list(self._files(snapshot, by)), frozenset(removed))
-            for file in known[number].added:
+            seen = self._read.seen(snapshot)
+            for file in seen.added:
                 if is_below or file.file.path in self.gone:
                     continue
                 if by in (_By.SINK, _By.MINOR_COMPACTION):
                     self.partitions.setdefault(file.partition, []).append(file)
                 if isinstance(file.file, DeleteFile):
                     self.deletes.setdefault(file.partition, []).append(file)
-            self.gone |= known[number].removed
-
-    def _removed(self, snapshot: JavaObject) -> Iterator[str]:
-        """Paths that the snapshot removed. Iceberg also removes by itself delete files that are older than all data."""
-        io = self._table.java.io()
-        removed = [snapshot.removedDataFiles(io)]
-        if self._spec.format_version < 3:
-            removed.append(snapshot.removedDeleteFiles(io))
-        return (path for files in removed for path in self._table.paths(files))
-
-    def _files(self, snapshot: JavaObject, by: "_By") -> Iterator[Mergeable]:
-        """The files that the snapshot added under the current spec: small data files, if the sink made the snapshot,
-        and position delete files (v2).
-        """
-        io = self._table.java.io()
-        sequence_number = int(snapshot.sequenceNumber())
-        fields = [str(field.field_id) for field in self._spec.current_spec.fields]
-        added = [snapshot.addedDataFiles(io)] if by in (_By.SINK, _By.MINOR_COMPACTION) else []
-        if self._spec.format_version < 3:
-            added.append(snapshot.addedDeleteFiles(io))
-        described = (
-            (files, number, content)
-            for files in map(self._table.as_list, added)
-            for number, content in enumerate(self._table.described_files(files))
-        )
-        for files, number, content in described:
-            if content["spec-id"] != self._spec.current_spec_id:
-                continue
-            kind, size = content["content"].upper(), content["file-size-in-bytes"]
-            if kind != "DATA" and not kind.startswith("POSITION"):
-                continue
-            if kind == "DATA" and (size * 2 > self._spec.target_file_size or self._has_unknown_row_ids(content)):
-                continue
-            partition = dict(zip(fields, content.get("partition", [None] * len(fields)), strict=True))
-            path, row_id = content["file-path"], content.get("first-row-id")
-            file: DataFile | DeleteFile = DeleteFile(path, size)
-            if kind == "DATA":
-                # in v2 only the delete files tell which rows are live
-                rows = content["record-count"] if self._spec.format_version >= 3 else None
-                file = DataFile(IndexedFile(path, content["spec-id"], partition), size, row_id, sequence_number, rows)
-            yield Mergeable(json.dumps(partition), file, files.get(number))
-
-    def _has_unknown_row_ids(self, content: Mapping[str, Any]) -> bool:
-        """Whether the file was written before the table became v3. Such a file got its row ids later, and the manifest
-        that added the file doesn't have them.
-        """
-        return self._spec.format_version >= 3 and "first-row-id" not in content
+            self.gone |= seen.removed

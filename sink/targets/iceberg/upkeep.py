@@ -94,6 +94,9 @@ class IcebergUpkeep(Upkeep):
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return self._small_files.search(self._table.spec, prefix, is_enough)
 
+    def look_at_last(self, prefix: str) -> None:
+        self._small_files.look_at_last(self._table.spec, prefix)
+
     def rewritables(self) -> Iterator[list[Rewritable]]:
         return rewritables(self._table)
 
