@@ -238,8 +238,8 @@ class Maintenance:
         del settings
         if known.sink.upkeep.has_merged or self._finishing.is_set():
             with self._turn(member, known.sink) as has_turn:
-                if has_turn:
-                    known.sink.upkeep.end_merge(wait=True)
+                if has_turn:  # the stream may have begun another one
+                    known.sink.upkeep.end_merge(wait=self._finishing.is_set())
 
     def _move(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
         """Rewrite files, in one of the ways that there are."""

@@ -8,7 +8,6 @@ from contextlib import contextmanager, suppress
 from datetime import datetime
 from itertools import pairwise
 from typing import Any, TypeVar
-from uuid import uuid4
 
 from py4j.java_gateway import JavaObject
 from py4j.protocol import Py4JError
@@ -79,9 +78,9 @@ class SparkEngine:
     def read_keys(self, files: Sequence[LiveFile], reading: KeyReading) -> list[RunInfo]:
         return read_keys(self._table, files, reading)
 
-    def merge_runs(self, index: IndexSlice) -> list[RunInfo]:
+    def merge_runs(self, index: IndexSlice, name: str) -> list[RunInfo]:
         edges = [2**64 * number // self.parallelism for number in range(self.parallelism + 1)]
-        merge = functools.partial(merge_runs, index, uuid4().hex)
+        merge = functools.partial(merge_runs, index, name)
         parts = self._table.spark.sparkContext.parallelize(list(pairwise(edges)), self.parallelism)
         return [RunInfo.from_json(run) for run in parts.mapPartitions(lambda part: told(merge)(part)).collect()]
 

@@ -157,9 +157,10 @@ class Engine(Protocol):
         :return: what was written.
         """
 
-    def merge_runs(self, index: IndexSlice) -> list[RunInfo]:
+    def merge_runs(self, index: IndexSlice, name: str) -> list[RunInfo]:
         """Merge the runs `index.merge` in tasks (`IndexSlice.write_merged`).
 
+        :param name: beginning of the new runs' names.
         :return: what was written.
         """
 

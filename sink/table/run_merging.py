@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
 from dataclasses import dataclass
 from functools import partial
+from uuid import uuid4
 
 from deltawriters.keyindex import IndexSlice, RunInfo
 from deltawriters.keyindex.versions import IndexLostError
@@ -20,10 +21,12 @@ log = logging.getLogger("rowdelta")
 
 @dataclass(frozen=True)
 class _Merge:
-    """:param names: of the runs that are merged.
+    """:param name: beginning of the names of what it writes.
+    :param names: of the runs that are merged.
     :param newest: the sequence of the newest one.
     """
 
+    name: str
     names: frozenset[str]
     newest: int
     written: Future[list[RunInfo]]
@@ -50,9 +53,10 @@ class RunMerging:
     def begin(self, index: IndexSlice) -> None:
         """:param index: whose `merge` is to be merged."""
         if self._merge is None and index.merge:
-            names = frozenset(index.merge)
+            name, names = uuid4().hex, frozenset(index.merge)
             newest = max(run.sequence for run in index.runs if run.name in names)
-            self._merge = _Merge(names, newest, self._engine.beside(partial(self._engine.merge_runs, index)))
+            written = self._engine.beside(partial(self._engine.merge_runs, index, name))
+            self._merge = _Merge(name, names, newest, written)
 
     def taken_in(self, runs: Sequence[RunInfo]) -> list[RunInfo]:
         """The runs, with the merged ones in the place of theirs, if these are written.
@@ -65,7 +69,7 @@ class RunMerging:
         try:
             merged = merge.written.result()
         except (CancelledError, OSError, *JOB_ERRORS) as error:
-            self._merge = None
+            self.drop()
             failure = failure_of(error)
             if failure is not None and failure.kind == "corrupt index":
                 raise IndexLostError(failure.message) from error
@@ -82,10 +86,10 @@ class RunMerging:
         """Forget the merge. What it writes is deleted, but for the runs `kept`."""
         if self._merge is None:
             return
-        names, written, self._merge = {run.name for run in kept}, self._merge.written, None
+        names, merge, self._merge = {run.name for run in kept}, self._merge, None
 
-        def delete(done: Future[list[RunInfo]]) -> None:
-            if not done.cancelled() and done.exception() is None:
-                self._folder.delete([f"runs/{run.name}" for run in done.result() if run.name not in names])
+        def delete(_: Future[list[RunInfo]]) -> None:
+            written = (name for name in self._folder.names("runs") if name.startswith(merge.name))  # also if it failed
+            self._folder.delete([f"runs/{name}" for name in written if name not in names])
 
-        written.add_done_callback(delete)
+        merge.written.add_done_callback(delete)

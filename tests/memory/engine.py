@@ -189,13 +189,13 @@ class MemoryEngine:
             results = list(index.build_index(reading.index, indexed, reading.sequence, uuid4().hex, entries))
         return [RunInfo.from_json(run) for text in _texts(results) for run in json.loads(text)]
 
-    def merge_runs(self, index: IndexSlice) -> list[RunInfo]:
+    def merge_runs(self, index: IndexSlice, name: str) -> list[RunInfo]:
         self.clock.step("merge runs")
         edges = [2**64 * number // self.tasks for number in range(self.tasks + 1)]
         found = list[RunInfo]()
         for number, ranges in enumerate(pairwise(edges)):
             with in_task(number, self.next_attempt()):
-                found += map(RunInfo.from_json, merge_runs(index, uuid4().hex, [ranges]))
+                found += map(RunInfo.from_json, merge_runs(index, name, [ranges]))
         return found
 
     @property

@@ -18,6 +18,7 @@ from sink.table import keyindex
 from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
 from sink.table.rewriting import Chosen, RunningRewrite
+from tests.memory.engine import MemoryEngine
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
 from tests.memory.table import MemoryCommitter, MemoryUpkeep
@@ -329,6 +330,26 @@ def test_runs_are_merged_though_each_process_ends_soon(long_player: Player, monk
     assert most < 12
     long_player._drain()
     long_player.check()
+
+
+def test_a_merge_of_runs_that_fails_leaves_no_file(long_player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is tried again after each micro-batch. If the disk is full, each attempt would take more of it."""
+    merge = MemoryEngine.merge_runs
+
+    def fail(self: MemoryEngine, *args: Any) -> list[RunInfo]:
+        assert merge(self, *args)
+        raise OSError("no space left on device")
+
+    monkeypatch.setattr(MemoryEngine, "merge_runs", fail)
+    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
+    monkeypatch.setattr(keyindex, "_MOST_AGES", 48)
+    monkeypatch.setattr(long_player, "_beside", Beside(is_ready=True))
+    sink = long_player.opened(Clock())
+    for _ in range(12):
+        apply(long_player, sink)
+    assert sink._open.key_index is not None
+    named = {run.name for run in sink._open.key_index.slice().runs}
+    assert {path.name for path in (long_player.index / "runs").iterdir()} == named
 
 
 class Beside(Random):

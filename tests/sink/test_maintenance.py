@@ -429,13 +429,25 @@ def test_a_table_whose_rewrites_never_end_is_left(monkeypatch: pytest.MonkeyPatc
     assert clock[0] == {"the window": 30, "its turn": 70, "the job": 1000}[ends]
 
 
+@pytest.mark.parametrize("is_last", [False, True])
+def test_a_merge_that_has_just_begun_is_waited_for_only_at_the_end(is_last: bool) -> None:
+    """Before it is the thread's turn, the stream may have ended the one that is ready and begun another. In that turn
+    it waits.
+    """
+    sink, thread = Mock(), Maintenance(Mock(), Mock(), Mock())
+    if is_last:
+        thread._finishing.set()
+    thread._merge(Mock(sink=sink, works=True, turn=threading.Lock()), maintenance._Table(sink), MaintenanceSection())
+    sink.upkeep.end_merge.assert_called_once_with(wait=is_last)
+
+
 def test_each_table_and_each_step_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     """Also in a window that is short: what may take until it closes comes last, and the next time others come first."""
     supervisor = Mock()
     supervisor.working.return_value = [Mock(target="a"), Mock(target="b"), Mock(target="c")]
     thread = Maintenance(Mock(), Mock(), supervisor)
     seen = list[str]()
-    steps = ("move", "purge", "reconcile", "drop", "expire", "clean")
+    steps = ("merge", "move", "purge", "reconcile", "drop", "expire", "clean")
     for name in (f"_{step}" for step in steps):
         monkeypatch.setattr(thread, name, lambda member, *_, name=name: seen.append(f"{member.target}{name}"))
     clock = [0.0]
