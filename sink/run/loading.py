@@ -77,6 +77,7 @@ class Loads:
                 sink.follow_schema(rows.unknown(sink.plan.changelog))
             numbers, ends = (settings.connections, settings.part_rows), partial(self._source.ends, section)
             Loading(sink, rows, connector, ends, *numbers, self._turn, self._stopping).run()
+        sink.upkeep.abandon_merge()  # the table is opened again for its stream
 
     @contextmanager
     def _connector(self, plan: TablePlan, name: str) -> Iterator[Connector]:

@@ -212,6 +212,11 @@ class KeyIndex:
         self._merging.drop()
         self._unpin(())
 
+    def abandon_merge(self) -> None:
+        """Give up the merge of runs: another object has the index now, or nobody."""
+        # what came of the last commit may be unknown
+        self._merging.drop(kept=() if self._prepared is None else self._prepared.version.runs)
+
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Bring the index up to the table's current snapshot.
 

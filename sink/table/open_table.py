@@ -189,6 +189,8 @@ class OpenTable:
             self.plan = replace(self.plan, changelog=self.source_tables.of(self.plan.changelog))
         self._prepare_global_deletes()
         self.spec, self.layout = self.table.spec, self.table.layout
+        if self.key_index is not None:
+            self.key_index.abandon_merge()
         self.key_index = self._open_key_index()
 
     def check_new_properties(self) -> None:

@@ -5,6 +5,7 @@ takes the merged runs in, in the place of those that they were made of, as soon 
 import logging
 from collections.abc import Iterable, Sequence
 from concurrent.futures import CancelledError, Future
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from uuid import uuid4
@@ -83,13 +84,14 @@ class RunMerging:
             self.drop(kept=runs)
 
     def drop(self, kept: Iterable[RunInfo] = ()) -> None:
-        """Forget the merge. What it writes is deleted, but for the runs `kept`."""
+        """Forget the merge. What it writes is deleted, also if it fails, but for the runs `kept`."""
         if self._merge is None:
             return
         names, merge, self._merge = {run.name for run in kept}, self._merge, None
 
         def delete(_: Future[list[RunInfo]]) -> None:
-            written = (name for name in self._folder.names("runs") if name.startswith(merge.name))  # also if it failed
-            self._folder.delete([f"runs/{name}" for name in written if name not in names])
+            with suppress(Exception):  # the JVM may have gone; the next process cleans up
+                written = (name for name in self._folder.names("runs") if name.startswith(merge.name))
+                self._folder.delete([f"runs/{name}" for name in written if name not in names])
 
         merge.written.add_done_callback(delete)

@@ -120,7 +120,11 @@ class TableUpkeep:
         self.end_rewrite(begun, written=written.result())
 
     def abandon_merge(self) -> None:
-        """Give up the merge of small files: somebody else has the table now, or nobody. May be called at any time."""
+        """Give up the merges of small files, and of the key index's runs: somebody else has the table now, or nobody.
+        May be called at any time.
+        """
+        if self._open.key_index is not None:
+            self._open.key_index.abandon_merge()
         if self._merge is not None:
             (begun, written), self._merge = self._merge, None
             written.add_done_callback(lambda _: begun.scratch.delete())

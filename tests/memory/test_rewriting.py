@@ -11,7 +11,7 @@ from typing import Any, Literal
 
 import pytest
 
-from deltawriters.keyindex import RunInfo
+from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.keyindex import runs as index_runs
 from sink.errors import TemporaryError
 from sink.table import keyindex
@@ -348,6 +348,35 @@ def test_a_merge_of_runs_that_fails_leaves_no_file(long_player: Player, monkeypa
     for _ in range(12):
         apply(long_player, sink)
     assert sink._open.key_index is not None
+    named = {run.name for run in sink._open.key_index.slice().runs}
+    assert {path.name for path in (long_player.index / "runs").iterdir()} == named
+
+
+@pytest.mark.parametrize("by", ["another process's object", "an altered table"])
+def test_what_a_merge_of_runs_writes_for_nobody_is_deleted(
+    long_player: Player, monkeypatch: pytest.MonkeyPatch, by: str
+) -> None:
+    """A process may go on for months after a table was opened again."""
+    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
+    monkeypatch.setattr(keyindex, "_MOST_AGES", 48)
+    monkeypatch.setattr(long_player, "_beside", Beside(is_ready=False))
+    sink = long_player.opened(Clock())
+    for _ in range(8):
+        apply(long_player, sink)
+    before = sink._open.key_index
+    assert before is not None
+    assert (merge := before._merging._merge) is not None
+    if by == "an altered table":
+        long_player._alter()
+    else:
+        sink.upkeep.abandon_merge()
+        sink = long_player.opened(Clock())
+    apply(long_player, sink)
+    assert sink._open.key_index is not None
+    assert sink._open.key_index is not before
+    index_runs._opened.clear()
+    with suppress(OSError, CorruptIndexError):  # its runs may be gone
+        merge.written.result()
     named = {run.name for run in sink._open.key_index.slice().runs}
     assert {path.name for path in (long_player.index / "runs").iterdir()} == named
 

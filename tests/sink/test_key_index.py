@@ -16,7 +16,7 @@ import pytest
 from pydantic import ValidationError
 from pyspark.sql import SparkSession
 
-from deltawriters.keyindex import BASE
+from deltawriters.keyindex import BASE, IndexSlice
 from deltawriters.keyindex import vector_log as deletion_vectors
 from sink import plans
 from sink.errors import TableError, TemporaryError
@@ -25,7 +25,10 @@ from sink.spark import deletes as delete_tasks
 from sink.spark import versions as spark_versions
 from sink.spark.engine import HadoopFolder
 from sink.spark.keyreading import read_keys
+from sink.spark.session import MAINTENANCE_POOL
+from sink.table import keyindex
 from sink.table.keyindex import KeyIndex
+from sink.table.run_merging import RunMerging
 from sink.table.written import sum_up
 from sink.targets.iceberg import changes as iceberg_changes
 from sink.targets.iceberg import position_deletes
@@ -555,6 +558,29 @@ def test_merges_keep_the_keys_of_tasks_that_got_no_changes(spark: SparkSession, 
         apply(job, *(insert(n) for n in range(10)))
         apply(job, update(*range(10)))
     assert job.rows() == [row(n, "us") for n in range(10)]
+
+
+def test_larger_runs_are_merged_by_a_job_beside_the_stream(
+    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    begin = RunMerging.begin
+
+    def wait_for_it(self: RunMerging, index: IndexSlice) -> None:
+        begin(self, index)
+        if self._merge is not None:
+            self._merge.written.result()
+            merged.add(self._merge.name)
+
+    merged, jobs = set[str](), spark.sparkContext.statusTracker().getJobIdsForGroup
+    before = len(jobs(MAINTENANCE_POOL))
+    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
+    monkeypatch.setattr(RunMerging, "begin", wait_for_it)
+    job = Job(spark, tmp_path, tasks=2, properties={"format-version": "3"})
+    apply(job, *(insert(n) for n in range(9)), update(*range(9)))
+    assert job.rows() == [row(n, "us") for n in range(9)]
+    assert merged
+    assert len(jobs(MAINTENANCE_POOL)) >= before + len(merged)
+    assert len(list((job.index_folder / "runs").iterdir())) < 9
 
 
 def test_old_runs_and_versions_are_removed(spark: SparkSession, tmp_path: Path) -> None:
