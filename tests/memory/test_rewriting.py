@@ -365,7 +365,8 @@ def test_what_a_merge_of_runs_writes_for_nobody_is_deleted(
         apply(long_player, sink)
     before = sink._open.key_index
     assert before is not None
-    assert (merge := before._merging._merge) is not None
+    merge = before._merging._merge
+    assert merge is not None
     if by == "an altered table":
         long_player._alter()
     else:
