@@ -41,6 +41,7 @@ class TableUpkeep:
         self._small_files = SmallFiles(opened)
         self._merge: tuple[RunningRewrite, Future[bool]] | None = None
         """Of small files, with whether it is written."""
+        self._look: Future[None] | None = None
         self._dear_files = DearFiles(opened)
 
     @property
@@ -97,8 +98,8 @@ class TableUpkeep:
                 self._small_files.start_over()
                 self._merge = begun, opened.engine.beside(partial(self._rewriting.write, begun))
                 self.end_merge(wait=opened.plan.section.copies)  # the next micro-batch may replace the same files
-        elif is_wanted:  # so that it is known when they are chosen
-            opened.engine.beside(partial(opened.table.upkeep().look_at_last, opened.prefix))
+        elif is_wanted and (self._look is None or self._look.done()):  # so that it is known when they are chosen
+            self._look = opened.engine.beside(partial(opened.table.upkeep().look_at_last, opened.prefix))
         opened.table.upkeep().tend()
 
     @property

@@ -382,6 +382,28 @@ def test_what_a_merge_of_runs_writes_for_nobody_is_deleted(
     assert {path.name for path in (long_player.index / "runs").iterdir()} == named
 
 
+def test_a_look_at_the_last_commit_waits_for_the_one_before(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Merges of all tables wait in the same queue."""
+    story = Story(tuple(Operation("set", number % KEYS) for number in range(30)), (), merges="on the driver")
+    beside, begun = MemoryEngine.beside, list[object]()
+
+    def noted(self: MemoryEngine, work: Any) -> Any:
+        begun.append(work)
+        return beside(self, work)
+
+    with tiny_thresholds(story):
+        monkeypatch.setattr(MemoryEngine, "beside", noted)
+        monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 1000)
+        player = Player(story, tmp_path)
+        monkeypatch.setattr(player, "_beside", Beside(is_ready=False))
+        sink = player.opened(Clock())
+        for _ in range(7):
+            apply(player, sink)
+        assert len(begun) == 2, "a look at the last commit, and a merge of small files"
+        player._drain()
+        player.check()
+
+
 class Beside(Random):
     """Tells whether work beside micro-batches is ready when somebody looks."""
 
