@@ -8,7 +8,7 @@ meanwhile, so a correction must not undo what it has applied:
 2. The source's rows of the keys are read. They have all that is in the topic before E. A key is removed only if the
    round's snapshot didn't have it either: a row that fits no column can't be read, and parts by place are no snapshot.
 3. P is the table's position. Keys of messages from E to P are left out: the table has what these say. They are compared
-   again.
+   again, and corrected if they still differ: a delete, say, of a row that differs from that of the table.
 4. The rest is committed on top of P. If the run has committed meanwhile, step 3 is done again. It waits with its next
    micro-batch (`TableSink.going_first`).
 
@@ -35,6 +35,7 @@ from sink.spark.expressions import binary_uuid, quoted
 from sink.spark.tasks.purge import Removals
 from sink.table.microbatch import TableSink
 from sink.verify.comparison import Kept, joined
+from sink.verify.rounds import Healed
 from sink.verify.topic import Topic
 
 log = logging.getLogger("rowdelta")
@@ -77,8 +78,8 @@ class Healing:
         texts: Keys | None,
         begin: Offsets,
         with_key: Callable[[DataFrame], DataFrame],
-    ) -> int:
-        """Correct keys, and return how many.
+    ) -> Healed:
+        """Correct keys.
 
         :param keys: their canonical columns (`sink.verify.canonical`).
         :param gone: those of them that the source didn't have when they were compared.
@@ -119,23 +120,23 @@ class Healing:
         missing: DataFrame,
         begin: Offsets,
         with_key: Callable[[DataFrame], DataFrame],
-    ) -> int:
+    ) -> Healed:
         """:param found: the source's rows of keys, as changelog rows with the key's canonical columns.
         :param missing: the canonical columns of keys that the source doesn't have.
         """
         position, key = sink.position, missing.columns
         assert position is not None
-        changes = self._topic.changes(begin, position)
+        changes, changed = self._topic.changes(begin, position), None
         if changes is not None:
             if changes.empties:
-                return 0  # the keys differ again, if they still do
+                return Healed(0, found.select(*key).unionByName(missing))
             changed = Kept(with_key(changes.rows).select(*key).distinct()).rows
             found, missing = (joined(side, changed, key, "left_anti") for side in (found, missing))
         gone = Kept(missing)
         corrections = Kept(found.drop(*key).unionByName(removals(sink, gone.rows, with_key)))
         if corrections.count:
             sink.apply_beside("reconcile", corrections.rows, corrections.count)
-        return found.select(*key).distinct().count() + gone.count
+        return Healed(found.select(*key).distinct().count() + gone.count, changed)
 
 
 def removals(sink: TableSink, keys: DataFrame, with_key: Callable[[DataFrame], DataFrame]) -> DataFrame:

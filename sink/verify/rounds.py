@@ -78,7 +78,19 @@ class Patience:
     timeout: float
 
 
-Heal = Callable[[DataFrame, DataFrame, Keys | None, Offsets, Callable[[DataFrame], DataFrame]], int]
+@dataclass(frozen=True)
+class Healed:
+    """What came of a correction.
+
+    :param count: how many keys are corrected.
+    :param left_out: keys that changed meanwhile, and weren't corrected: their canonical columns. None if none did.
+    """
+
+    count: int
+    left_out: DataFrame | None = None
+
+
+Heal = Callable[[DataFrame, DataFrame, Keys | None, Offsets, Callable[[DataFrame], DataFrame]], Healed]
 
 
 class Verdict(StrEnum):
@@ -209,8 +221,8 @@ class _Condition:
 class Rounds:
     """:param topic: None if the table's source is files: then nothing is waited for.
     :param prefix: prefix of the sink's state in the table.
-    :param heal: corrects keys in the table, each once, and returns how many it has corrected (see
-        `sink.verify.healing.Healing`). By default nothing is corrected.
+    :param heal: corrects keys in the table, each once (see `sink.verify.healing.Healing`). By default nothing is
+        corrected.
     :raises ConfigError: a key column can't be compared, or the source lacks a column that `where` names.
     """
 
@@ -332,8 +344,13 @@ class Rounds:
         if keys.count:
             gone = keys.rows.where(F.col("source_rows") == 0).select(*names)
             texts = self._looked_up(keys)
-            self.outcome.healed += self._heal(keys.rows.select(*names), gone, texts, begin, self._with_key)
-        return keys.rows.select(*names, F.lit(False).alias(_SEEN), F.lit(True).alias(_TRIED))
+            healed = self._heal(keys.rows.select(*names), gone, texts, begin, self._with_key)
+            self.outcome.healed += healed.count
+            if healed.left_out is not None:
+                left = joined(keys.rows, healed.left_out, names, "left_semi")
+                tried = joined(keys.rows, healed.left_out, names, "left_anti")
+                return _flagged(left, names, tried=False).unionByName(_flagged(tried, names, tried=True))
+        return _flagged(keys.rows, names, tried=True)
 
     def _with_key(self, frame: DataFrame) -> DataFrame:
         """A frame that has the table's columns, with the canonical columns of its key."""
@@ -476,6 +493,11 @@ class Rounds:
 
     def _position(self) -> Position:
         return position_in(self._target, self._prefix, self._section, self._target.position(self._prefix)) or {}
+
+
+def _flagged(keys: DataFrame, names: Sequence[str], *, tried: bool) -> DataFrame:
+    """Keys to be compared again: those that the correction has tried, and those that are to be corrected then."""
+    return keys.select(*names, F.lit(not tried).alias(_SEEN), F.lit(tried).alias(_TRIED))
 
 
 def _compared(plan: TablePlan, target: Table, source: VerifySource, not_compared: dict[str, str]) -> list[_Compared]:
