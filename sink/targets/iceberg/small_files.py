@@ -53,16 +53,18 @@ class SmallFiles:
 
     def __init__(self, table: JavaTable) -> None:
         self._table = table
-        self._known: dict[int, _Seen] = {}
-        self._known_as: object = None
+        # the layout, and what is known under it: one value, since two threads use it
+        self._known: tuple[object, dict[int, _Seen]] = None, {}
 
     def search(self, spec: IcebergTableSpec, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         """See `Upkeep.merge_candidates`."""
         layout = spec.current_spec_id, spec.format_version
-        if self._known_as != layout or len(self._known) > _MOST_KNOWN:
-            self._known, self._known_as = {}, layout
+        known_as, known = self._known
+        if known_as != layout or len(known) > _MOST_KNOWN:
+            known = {}
+            self._known = layout, known
         try:
-            found = _Search(_Snapshots(self._table, spec, prefix, self._known), is_enough)
+            found = _Search(_Snapshots(self._table, spec, prefix, known), is_enough)
         except JAVA_ERRORS as error:  # perhaps somebody has just expired a snapshot that the search reads
             raise TemporaryError(java_message(error)) from None
         return MergeCandidates(
@@ -71,8 +73,9 @@ class SmallFiles:
 
     def look_at_last(self, spec: IcebergTableSpec, prefix: str) -> None:
         """See `Upkeep.look_at_last`."""
-        if self._known_as == (spec.current_spec_id, spec.format_version):
-            snapshots, last = _Snapshots(self._table, spec, prefix, self._known), self._table.java.currentSnapshot()
+        known_as, known = self._known
+        if known_as == (spec.current_spec_id, spec.format_version):
+            snapshots, last = _Snapshots(self._table, spec, prefix, known), self._table.java.currentSnapshot()
             if last is not None:
                 snapshots.seen(last)
 
