@@ -167,8 +167,8 @@ class BufferSource(KafkaSource):
             F.lit(int(_PARTITION)).alias("partition"),
             lines[0].cast("long").alias("offset"),
             F.timestamp_millis(lines[1].cast("long")).alias("timestamp"),
-            F.nullif(lines[2], F.lit("")).cast("binary").alias("key"),
-            F.nullif(lines[4], F.lit("")).cast("binary").alias("value"),
+            F.when(lines[2] != "", lines[2]).cast("binary").alias("key"),  # Spark 3.5 has no `nullif` of such columns
+            F.when(lines[4] != "", lines[4]).cast("binary").alias("value"),
             F.expr(
                 "transform(map_entries(from_json(nullif(split(value, '\t', 5)[3], ''), 'map<string,string>')), "
                 "entry -> struct(entry.key AS key, CAST(entry.value AS binary) AS value))"

@@ -186,6 +186,7 @@ def shop(spark: SparkSession, tmp_path: Path, postgres: Postgres) -> Iterator[Sh
     made.close()
 
 
+@pytest.mark.versions
 def test_available_now_applies_what_the_database_has_at_its_start(shop: Shop) -> None:
     s = shop.name
     shop.postgres.execute(
