@@ -132,6 +132,12 @@ class Member:
     def works(self) -> bool:
         return self.sink is not None and self.error is None
 
+    def leave(self) -> None:
+        """It isn't open any more, and hasn't failed."""
+        if self.sink is not None:
+            self.sink.upkeep.abandon_merge()
+        self.sink = self.error = None
+
     def fail(self, error: Exception) -> None:
         self.error, self.retry_at = error, time.monotonic()
         if not is_harmless(error):
@@ -317,9 +323,8 @@ class Supervisor:
         """
         for member in members:
             with member.turn:
-                if member.sink is not None:
-                    member.sink.upkeep.abandon_merge()
-                member.sink, member.opened, member.error = member.opened, None, None
+                member.leave()
+                member.sink, member.opened = member.opened, None
         return [member for member in members if member.works]
 
     def locate(self, members: Sequence[Member]) -> list[Member]:
@@ -554,7 +559,8 @@ class Supervisor:
             if not (error.is_internal and member.resolved.from_pattern):
                 raise
             log.info("%s", error.left_out)
-            member.sink, member.error, member.is_left_out = None, None, True
+            member.leave()
+            member.is_left_out = True
             return
         self._changelogs[plan.section.target] = plan.changelog
         letters = self.dead_letters
@@ -571,7 +577,7 @@ class Supervisor:
                 "with rowdelta load."
             )
         elif not self.stopping:
-            member.sink, member.error = None, None
+            member.leave()
             member.load = self._submitter(self._loaders)(self._loads.load, member.resolved, opened)
 
     def _wait_for_messages(self, member: Member, error: NoMessagesError) -> None:
@@ -581,7 +587,8 @@ class Supervisor:
         self._observer(TableWaits(member.target, str(error)))
         if not member.awaits_messages:
             log.info("%s", error)
-        member.sink, member.error, member.awaits_messages, member.from_start = None, None, True, True
+        member.leave()
+        member.awaits_messages = member.from_start = True
         member.retry_at = time.monotonic() + self._config.source.discovery_seconds
 
 

@@ -14,9 +14,11 @@ import pytest
 from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.keyindex import runs as index_runs
 from sink.errors import TemporaryError
+from sink.run.supervisor import Member
 from sink.table import keyindex
 from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
+from sink.table.patterns import ResolvedTable
 from sink.table.rewriting import Chosen, RunningRewrite
 from tests.memory.engine import MemoryEngine
 from tests.memory.storage import Clock
@@ -483,3 +485,18 @@ def test_a_rewrite_gives_way_to_a_truncate(tmp_path: Path) -> None:
     player._drain()
     player.check()
     player._check_no_orphans()
+
+
+def test_a_table_that_is_not_open_any_more_leaves_no_file_of_a_merge(tmp_path: Path) -> None:
+    """Its topic has gone, say, or somebody else has the table now."""
+    story = Story(tuple(Operation("set", n % KEYS, value=n) for n in range(30)), (), merges="on the driver")
+    with tiny_thresholds(story):
+        player = Player(story, tmp_path)
+        sink = player.opened(Clock())
+        while sink.upkeep._merge is None:
+            apply(player, sink)
+        assert sink.upkeep._merge[1].result(), "it is written"
+        member = Member(ResolvedTable.__new__(ResolvedTable), sink=sink)
+        member.leave()
+        assert member.sink is None
+        player._check_no_orphans()
