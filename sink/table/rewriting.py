@@ -95,6 +95,7 @@ class RunningRewrite:
     :param runs: entries of the moved rows.
     :param written_bytes: of `files`.
     :param index_lost: what is wrong with the key index, if that was found out while its rows were moved.
+    :param is_abandoned: whether nobody waits for it any more, and so nothing is told of it.
     :param is_sent: whether its commit was sent. After an error that says nothing of the commit, its files must stay.
     """
 
@@ -111,6 +112,7 @@ class RunningRewrite:
     written_bytes: int = 0
     rewrite_seconds: float = 0.0
     index_lost: str | None = None
+    is_abandoned: bool = False
     is_sent: bool = False
 
     @property
@@ -234,6 +236,8 @@ class Rewriting:
 
     def _note_failure(self, begun: RunningRewrite, error: Exception) -> None:
         failure = failure_of(error)
+        if begun.is_abandoned:
+            return
         if failure is not None and failure.kind == "corrupt index" and self._blames_index(begun):
             begun.index_lost = failure.message
             return

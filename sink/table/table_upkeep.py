@@ -128,6 +128,7 @@ class TableUpkeep:
             self._open.key_index.abandon_merge()
         if self._merge is not None:
             (begun, written), self._merge = self._merge, None
+            begun.is_abandoned = True
             written.add_done_callback(lambda _: begun.scratch.delete())
 
     def begin_rewrite(

@@ -8,6 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from random import Random
 from typing import Any, Literal
+from unittest.mock import MagicMock
 
 import pytest
 
@@ -15,7 +16,7 @@ from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.keyindex import runs as index_runs
 from sink.errors import TemporaryError
 from sink.run.supervisor import Member
-from sink.table import keyindex
+from sink.table import keyindex, rewriting
 from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
 from sink.table.patterns import ResolvedTable
@@ -500,3 +501,23 @@ def test_a_table_that_is_not_open_any_more_leaves_no_file_of_a_merge(tmp_path: P
         member.leave()
         assert member.sink is None
         player._check_no_orphans()
+
+
+def test_nothing_is_told_of_a_merge_that_the_end_of_a_run_interrupts(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """The run's own words are the last ones."""
+    story = Story(tuple(Operation("set", n % KEYS, value=n) for n in range(30)), (), merges="on the driver")
+    with tiny_thresholds(story):
+        player = Player(story, tmp_path)
+        monkeypatch.setattr(player._beside, "random", lambda: 1.0)  # nothing is done before somebody waits for it
+        sink = player.opened(Clock())
+        while sink.upkeep._merge is None:
+            apply(player, sink)
+        written = sink.upkeep._merge[1]
+        sink.upkeep.abandon_merge()
+        monkeypatch.setattr(rewriting, "move_rows", MagicMock(side_effect=RuntimeError("Job 7 cancelled")))
+        caplog.clear()
+        caplog.set_level(logging.INFO, "rowdelta")
+        assert not written.result()
+        assert not caplog.text
