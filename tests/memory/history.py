@@ -100,11 +100,13 @@ class HistoryPlayer(LatePlayer):
         snapshot = self._snapshot_at(end)
         events = {key: list(found) for key, found in self.events[snapshot.parent].items()}
         known, new = self.truncates[snapshot.parent], set[int]()
-        for message, order in zip(self.messages[start:end], self.orders[start:end], strict=True):
+        for place in range(start, end):
+            message, order = self.messages[place], self.orders[place]
             new |= {order} - known if message.truncates else set()
-            for kind, row in message.changes:
-                if self.key_of(row) in message.rows:
-                    events.setdefault(self.key_of(row), []).append((order, kind, row[:4]))
+            for number, (kind, row) in enumerate(message.changes):
+                # a -D, too, is of the row before the one that its statement brings, whenever that one comes
+                kind = RowKind.UPDATE_BEFORE if (place, number) in self.marks else kind
+                events.setdefault(self.key_of(row), []).append((order, kind, row[:4]))
         self.events[snapshot.id], self.truncates[snapshot.id] = events, known | new
         rows = Counter(_closed(row, new) for row in content.elements() if row[0] >= _OF_OTHERS)
         for found in events.values():

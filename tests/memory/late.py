@@ -208,11 +208,8 @@ def _delayed(story: Story, *, truncates_in_turn: bool) -> tuple[list[Message], l
         elif operation.verb in ("shift keys", "swap keys"):
             # only known rows are told apart, so that what the statement is about has come before it
             said = [(min(time, number - 0.5), order, message) for time, order, message in said]
-            delay, there = random.choice((0, 0, 0, random.uniform(0, 12))), set[Key]()
             for told in moved(operation, live, key_of, lambda to, _, n=number: (to, f"b{to}", REGIONS[n % 3], n)):  # type: ignore[misc]
-                rows = {key: row for key, row in told.rows.items() if row is not None or key not in there}
-                said.append((number + delay, number, replace(told, rows=rows)))
-                there |= {key for key, row in rows.items() if row is not None}
+                said.append((number + random.choice((0, 0, 0, random.uniform(0, 12))), number, told))
         elif operation.verb != "repeat":
             live[key] = new
             message = Message(((RowKind.UPDATE_AFTER, new),), {key_of(new): new})
