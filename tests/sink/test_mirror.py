@@ -129,7 +129,7 @@ def test_a_database_is_mirrored_while_it_changes_and_both_are_killed(mirror: Mir
         mirror.spark.sql(f"DELETE FROM lake.{mirror.name}.things WHERE id % 10 = 3")
         command = [sys.executable, "-m", "sink", "load", str(file), "--table", "things", "--again"]
         said = subprocess.run(command, capture_output=True, text=True, check=True).stdout
-        assert re.search(r"things against .*: EQUAL\n(.*\n)*.*corrected: \d+ keys", said), said
+        assert re.search(r"things against .*: EQUAL\n(.*\n)*.*corrected: [\d,]+ keys", said), said
         assert mirror.equals("things", "quiet", "later")
         sink.stop()
     finally:
