@@ -61,7 +61,6 @@ PROOF: Mapping[str, Sequence[str]] = {
         "events_with_one_position_in_the_log_are_in_the_buffer_once",
     ],
     "sink/test_mirror.py": [
-        "a_database_is_mirrored_while_it_changes_and_both_are_killed",
         "what_init_writes_of_a_database_mirrors_it",
     ],
     # a real broker
@@ -226,6 +225,7 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
         "a_busy_writer_does_not_starve",
     ],
     "delta/test_versions.py": ["the_whole_way[cluster_by]"],
+    "sink/test_mirror.py": ["a_database_is_mirrored_while_it_changes_and_both_are_killed"],
     "faults/test_connect.py": ["*"],
     "faults/test_executors.py": ["*"],
     "faults/test_machine.py": ["a_full_disk[state of sink", "a_full_disk[local", "a_full_disk[index"],
