@@ -88,13 +88,11 @@ class Pin:
         other meanwhile, and later runs with each other.
     :param sequence: age of the entries that say where the rows are then: between those of the state and later ones.
     :param hash: how keys are hashed.
-    :param version: the index's version then.
     """
 
     slice: IndexSlice
     sequence: int
     hash: KeyHash
-    version: IndexVersion
 
 
 @dataclass(frozen=True)
@@ -183,7 +181,7 @@ class KeyIndex:
         self._current_name: str | None = None
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
-        self._merging = RunMerging(table.name, engine.another(), self._folder)
+        self._merging = RunMerging(table.name, engine, self._folder)
         self._pins: list[Pin] = []
         """What rows are being moved from, the oldest first."""
         self._place = table.spec.location
@@ -209,8 +207,7 @@ class KeyIndex:
         """The index is damaged. Let the next micro-batch build it again."""
         self._version = None
         self._damaged = True
-        self._merging.drop()
-        self._unpin(())
+        self._let_go()
 
     def abandon_merge(self) -> None:
         """Give up the merge of runs: another object has the index now, or nobody."""
@@ -480,19 +477,24 @@ class KeyIndex:
         """The current state, to move rows from it while micro-batches go on."""
         sequence = self.next_sequence
         # later entries are newer than the moved rows'
-        self._version = version = replace(self._synchronized(), sequence=sequence)
+        self._version = replace(self._synchronized(), sequence=sequence)
         state = replace(self.slice(), merge=(), drop_tombstones=False)
-        pin = Pin(state, sequence, self.key_hash(self._table.spec), version)
+        pin = Pin(state, sequence, self.key_hash(self._table.spec))
         self._pins.append(pin)
         return pin
 
     def holds(self, pin: Pin) -> bool:
         """Whether the pin's state is still there: the index wasn't built again since."""
-        return any(held is pin for held in self._pins) or self._version is pin.version
+        return any(held is pin for held in self._pins)
 
     def release(self, pin: Pin) -> None:
         """The state needn't stay any longer."""
         self._unpin([held for held in self._pins if held is not pin])
+
+    def _let_go(self) -> None:
+        """What was begun with the runs of an earlier state is of no use any more."""
+        self._unpin(())
+        self._merging.drop()
 
     def _unpin(self, holding: Sequence[Pin]) -> None:
         """:param holding: the pins that stay."""
@@ -665,8 +667,7 @@ class KeyIndex:
             log.warning("%s: the key index can't be used (%s)", self._table.name, error)
             return
         self._version = version
-        self._unpin(())
-        self._merging.drop()
+        self._let_go()
         self._base = stored.index["base"]
         self._included = {stored.index_snapshot_id} if stored.index_snapshot_id is not None else set()
         self._current_name = name
@@ -698,8 +699,7 @@ class KeyIndex:
         self._version = self._with_files(version, files, set())
         self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
         self._damaged = False
-        self._unpin(())
-        self._merging.drop()
+        self._let_go()
         if files:
             entries = sum(run.entries for run in self._version.runs)
             seconds = time.monotonic() - started

@@ -17,7 +17,7 @@ import logging
 import time
 from collections.abc import Callable, Hashable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, get_args
+from typing import Any
 from uuid import uuid4
 
 from changelog.amounts import amounts, sized
@@ -127,7 +127,8 @@ class Rewriting:
     def __init__(self, opened: OpenTable) -> None:
         self._open = opened
         self._table = opened.table
-        self._engines = {kind: opened.engine.another() for kind in get_args(RewriteKind)}  # they run at the same time
+        # they run at the same time
+        self._engines = {"minor compaction": opened.engine, "rewrite": opened.engine.another()}
         self._observer = opened.observer
         self._running = list[RunningRewrite]()
         self._suspected: dict[str, float] = {}
@@ -235,9 +236,9 @@ class Rewriting:
         self._observer(done or RewriteDone(self._table.name, begun.chosen.kind))
 
     def _note_failure(self, begun: RunningRewrite, error: Exception) -> None:
-        failure = failure_of(error)
         if begun.is_abandoned:
             return
+        failure = failure_of(error)
         if failure is not None and failure.kind == "corrupt index" and self._blames_index(begun):
             begun.index_lost = failure.message
             return

@@ -37,7 +37,6 @@ class RunMerging:
     """The merge of one index's runs: there is one at a time.
 
     :param table: its name.
-    :param engine: another one than that of micro-batches.
     """
 
     def __init__(self, table: str, engine: Engine, folder: IndexFolder) -> None:

@@ -335,6 +335,17 @@ def test_runs_are_merged_though_each_process_ends_soon(long_player: Player, monk
     long_player.check()
 
 
+def merging_beside(player: Player, monkeypatch: pytest.MonkeyPatch, *, micro_batches: int, is_ready: bool) -> TableSink:
+    """A table that has applied micro-batches, and merges any runs of its key index beside them."""
+    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
+    monkeypatch.setattr(keyindex, "_MOST_AGES", 48)
+    monkeypatch.setattr(player, "_beside", Beside(is_ready=is_ready))
+    sink = player.opened(Clock())
+    for _ in range(micro_batches):
+        apply(player, sink)
+    return sink
+
+
 def test_a_merge_of_runs_that_fails_leaves_no_file(long_player: Player, monkeypatch: pytest.MonkeyPatch) -> None:
     """It is tried again after each micro-batch. If the disk is full, each attempt would take more of it."""
     merge = MemoryEngine.merge_runs
@@ -344,12 +355,7 @@ def test_a_merge_of_runs_that_fails_leaves_no_file(long_player: Player, monkeypa
         raise OSError("no space left on device")
 
     monkeypatch.setattr(MemoryEngine, "merge_runs", fail)
-    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
-    monkeypatch.setattr(keyindex, "_MOST_AGES", 48)
-    monkeypatch.setattr(long_player, "_beside", Beside(is_ready=True))
-    sink = long_player.opened(Clock())
-    for _ in range(12):
-        apply(long_player, sink)
+    sink = merging_beside(long_player, monkeypatch, micro_batches=12, is_ready=True)
     assert sink._open.key_index is not None
     named = {run.name for run in sink._open.key_index.slice().runs}
     assert {path.name for path in (long_player.index / "runs").iterdir()} == named
@@ -360,12 +366,7 @@ def test_what_a_merge_of_runs_writes_for_nobody_is_deleted(
     long_player: Player, monkeypatch: pytest.MonkeyPatch, by: str
 ) -> None:
     """A process may go on for months after a table was opened again."""
-    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 0)
-    monkeypatch.setattr(keyindex, "_MOST_AGES", 48)
-    monkeypatch.setattr(long_player, "_beside", Beside(is_ready=False))
-    sink = long_player.opened(Clock())
-    for _ in range(8):
-        apply(long_player, sink)
+    sink = merging_beside(long_player, monkeypatch, micro_batches=8, is_ready=False)
     before = sink._open.key_index
     assert before is not None
     merge = before._merging._merge

@@ -643,7 +643,6 @@ def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] 
     plan = Job(table.spark, location).plan()
     folder = HadoopFolder(table, str(location), properties or {})
     engine: Any = SimpleNamespace(index_folder=lambda: folder, read_keys=functools.partial(read_keys, table))
-    engine.another = lambda: engine
     return KeyIndex(table, plan, engine, "rowdelta.test")
 
 
