@@ -32,8 +32,8 @@ class Known:
     :param connector: version of Kafka's connector, if it isn't Spark's own.
     :param checkpointing: package of the classes that write checkpoints.
     :param runtime: package of the classes that run streaming queries.
-    :param reads_scan_tasks: whether Iceberg's reader takes some scan tasks of a table (`scan-task-set-id`). For Spark
-        4.1 it has only a table of these tasks, which has no columns `_file` and `_pos` (`SparkRewriteTable`).
+    :param reads_scan_tasks: whether Iceberg's tables take the option `scan-task-set-id`, by which some of their files
+        are read. If not, `SparkRewriteTable` is a table of these files.
     """
 
     tested: str

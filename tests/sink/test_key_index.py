@@ -22,7 +22,6 @@ from sink import plans
 from sink.errors import TableError, TemporaryError
 from sink.results import IndexPart, TaskResult
 from sink.spark import deletes as delete_tasks
-from sink.spark import versions as spark_versions
 from sink.spark.engine import HadoopFolder
 from sink.spark.keyreading import read_keys
 from sink.spark.session import MAINTENANCE_POOL
@@ -324,6 +323,27 @@ def test_a_branch_is_not_the_table(job: Job, caplog: pytest.LogCaptureFixture) -
     assert job.rows() == [row(1, "us"), row(2)]
     assert "catching up" not in caplog.text
     assert "key index built" not in caplog.text
+
+
+@pytest.mark.versions
+def test_no_file_is_read_that_others_left_alone(job: Job) -> None:
+    """Those that they wrote or changed are read as Iceberg does: in any format and partitioning, with all deletes."""
+    apply(job, insert(1, 2), insert(3))
+    own = [Path(file["file_path"].removeprefix("file:")) for file in job.files()]
+    job.java_table().updateSpec().addField("region").commit()
+    job.spark.sql(f"REFRESH TABLE {job.target}")
+    for file_format, number in (("orc", 10), ("avro", 20), ("parquet", 30)):
+        job.spark.sql(f"ALTER TABLE {job.target} SET TBLPROPERTIES ('write.format.default' = '{file_format}')")
+        job.append([row(number), row(number + 1), row(3, "us")])
+    job.spark.sql(f"DELETE FROM {job.target} WHERE id IN (10, 20, 30)")
+    for path in own:
+        path.rename(path.with_suffix(".away"))
+    job.write([*update(11, 21, 31), *delete(3)])
+    job.run()
+    for path in own:
+        path.with_suffix(".away").rename(path)
+    assert job.check_index() is not None
+    assert job.rows() == [row(1), row(2), *(row(number, "us") for number in (11, 21, 31))]
 
 
 # The index itself
@@ -647,18 +667,8 @@ def index_of(table: IcebergTable, location: Path, properties: Mapping[str, str] 
 
 
 @pytest.mark.versions
-@pytest.mark.parametrize("takes_tasks", [True, False])
-def test_a_key_that_was_altered_since_the_last_commit(
-    spark: SparkSession, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, takes_tasks: bool
-) -> None:
-    """The keys of all files are read again, and have the new type and name. In Spark 4.1 they are read at a
-    snapshot, which has the columns of its time.
-
-    :param takes_tasks: whether Spark's version is one that reads some files of a table.
-    """
-    if not takes_tasks:
-        minor = ".".join(spark_versions.installed().full.split(".")[:2])
-        monkeypatch.setitem(spark_versions.KNOWN, minor, replace(spark_versions.KNOWN[minor], reads_scan_tasks=False))
+def test_a_key_that_was_altered_since_the_last_commit(spark: SparkSession, tmp_path: Path) -> None:
+    """The keys of all files are read again, and have the new type and name."""
     job = Job(spark, tmp_path, columns={"id": "int", "region": "string"}, file_format="json")
     job.write([("+I", {"id": n, "region": "eu"}) for n in range(20)])
     job.run()
