@@ -6,7 +6,7 @@ import sys
 import threading
 from collections.abc import Callable, Iterable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
 from typing import Self
@@ -15,7 +15,6 @@ import numpy as np
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
-_SAMPLE_SECONDS = 0.5
 _GONE = (FileNotFoundError, ProcessLookupError, PermissionError)
 
 
@@ -86,47 +85,73 @@ def _figure(file: Path, name: str) -> int:
     return 0
 
 
-@dataclass
-class PeakMemory:
-    """The highest use of memory of a process and its descendants while this context lasts. It is sampled."""
+class Sampled:
+    """Looks at something every few seconds while this context lasts, and at its end."""
 
-    pid: int
-    bytes: int = 0
-    _end: threading.Event = field(default_factory=threading.Event)
-    _thread: threading.Thread | None = None
+    seconds = 0.5
+
+    def __init__(self) -> None:
+        self._end = threading.Event()
+        self._thread = threading.Thread(target=self._run, daemon=True)
 
     def __enter__(self) -> Self:
-        self._thread = threading.Thread(target=self._sample, daemon=True)
         self._thread.start()
         return self
 
     def __exit__(self, *_: object) -> None:
-        assert self._thread is not None
         self._end.set()
         self._thread.join()
 
-    def _sample(self) -> None:
-        while True:
-            self.bytes = max(self.bytes, memory_bytes(tree(self.pid)))
-            if self._end.wait(_SAMPLE_SECONDS):
-                return
+    def _run(self) -> None:
+        ended = False
+        while not ended:
+            ended = self._end.wait(self.seconds)
+            self.sample()
+
+    def sample(self) -> None:
+        raise NotImplementedError
 
 
-class FolderGrowth:
-    """The bytes of files that come into a folder. A file that comes and goes between two looks is not seen."""
+class PeakMemory(Sampled):
+    """The highest use of memory of a process and its descendants while this context lasts."""
 
-    def __init__(self, folder: Path, counts: Callable[[Path], bool] = lambda _: True) -> None:
-        self._folder = folder
-        self._counts = counts
+    def __init__(self, pid: int) -> None:
+        super().__init__()
+        self._pid = pid
+        self.bytes = 0
+
+    def sample(self) -> None:
+        self.bytes = max(self.bytes, memory_bytes(tree(self._pid)))
+
+
+class FolderGrowth(Sampled):
+    """The bytes of files that come into folders while this context lasts, also of those that are gone by its end. A
+    file that comes and goes between two samples is not seen.
+    """
+
+    seconds = 0.05
+
+    def __init__(self, *folders: Path) -> None:
+        super().__init__()
+        self._folders = folders
         self._known: dict[Path, int] = {}
-        self.look()
+        self._before: dict[Path, int] = {}
 
-    def look(self) -> int:
-        """Bytes of the files that are new since the last look, and what others have grown by."""
-        found = sizes(self._folder, self._counts)
-        new = sum(max(0, size - self._known.get(path, 0)) for path, size in found.items())
-        self._known = found
-        return new
+    def __enter__(self) -> Self:
+        self.sample()
+        self._before = dict(self._known)
+        return super().__enter__()
+
+    def sample(self) -> None:
+        for folder in self._folders:
+            for path, size in sizes(folder).items():
+                self._known[path] = max(size, self._known.get(path, 0))
+
+    @property
+    def files(self) -> dict[Path, int]:
+        """The files that came, or have grown, and by how much."""
+        grown = {path: size - self._before.get(path, 0) for path, size in self._known.items()}
+        return {path: size for path, size in grown.items() if size}
 
 
 def sizes(folder: Path, counts: Callable[[Path], bool] = lambda _: True) -> dict[Path, int]:

@@ -48,7 +48,8 @@ def _shown(figures: measure.Figures) -> str:
             return f"{reason}: {figures[reason]}"
     scans = " ".join(f"{mark['spark'].get('scan', float('nan')):.2f}" for mark in figures["marks"])
     equal = "equal" if figures["equal"] else "NOT EQUAL"
-    return f"{statistics.median(figures['seconds']):.2f} s a micro-batch, scans {scans} s, {equal}"
+    seconds, kinds = statistics.median(figures["seconds"]), report.bytes_by_kind(figures)
+    return f"{seconds:.2f} s a micro-batch, scans {scans} s, {equal}; bytes a change: {kinds}"
 
 
 if __name__ == "__main__":

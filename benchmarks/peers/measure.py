@@ -11,7 +11,7 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-from benchmarks.peers import changelogs
+from benchmarks.peers import changelogs, kinds
 from benchmarks.peers.cases import PEERS, SCALES, Changelog, Peer, Scale, refused, scale_of
 from benchmarks.peers.changelogs import Files, Mark
 from benchmarks.peers.writers import (
@@ -133,13 +133,13 @@ def _of_case(
     location = _begin(table, warehouse)
     writer.open(table, changelog)
     figures: Figures = {"machine_seconds": [machine_seconds()], "marks": []}
-    with PeakMemory(writer.pid) as memory:
+    with PeakMemory(writer.pid) as memory, ExitStack() as stack:
         figures["load_seconds"] = writer.load(files.initial)
-        # rowdelta's index is beside its checkpoint; others have none
-        growths = [FolderGrowth(location), FolderGrowth(_work_of(peer, work) / table / "state" / "index")]
+        # rowdelta's index is in its checkpoint's folder
+        growth = stack.enter_context(FolderGrowth(location, _work_of(peer, work) / table / "state"))
         seconds: list[float] = []
         settled: list[float] = []
-        cpu, written, grown = 0.0, 0, 0
+        cpu, written = 0.0, 0
         for mark in files.marks:
             cpu_before, written_before = _used(writer)
             seconds += writer.apply(files.batches[len(seconds) : mark.batch])
@@ -147,7 +147,6 @@ def _of_case(
             cpu_after, written_after = _used(writer)
             cpu += cpu_after - cpu_before
             written += written_after - written_before
-            grown += sum(growth.look() for growth in growths)
             figures["marks"].append(_read(readers, table, peer, mark, scale))
             figures["machine_seconds"].append(machine_seconds())
     writer.leave()
@@ -162,7 +161,8 @@ def _of_case(
         "settle_seconds": settled,
         "cpu_seconds": cpu,
         "written_bytes": written,
-        "table_bytes": grown,
+        "table_bytes": sum(growth.files.values()),
+        "bytes_of_kinds": kinds.bytes_of_kinds(growth.files),
         "memory_bytes": memory.bytes,
     }
 

@@ -47,6 +47,7 @@ def write(results: Path, page: Path) -> None:
         of = [figures for figures in cases if figures["changelog"] == changelog.name]
         if of:
             parts.append(_changelog(changelog, of, page.parent / "images"))
+    parts.append(_bytes(cases))
     parts.append(_losses(cases))
     parts.append(_left_out(cases))
     index = KEY_INDEX.read_text(encoding="utf-8") if KEY_INDEX.exists() else "rowdelta's figures are still to come.\n"
@@ -133,6 +134,32 @@ def _changelog(changelog: Changelog, cases: Sequence[Figures], images: Path) -> 
             "| peer | Spark: scan | look-up | DuckDB: scan | look-up |",
             "|---|---|---|---|---|",
             *(_reads(figures, most) for figures in measured),
+            "",
+        ]
+    )
+
+
+def bytes_by_kind(figures: Figures) -> str:
+    """Bytes a change of each kind of file (`benchmarks.peers.kinds`)."""
+    kinds = figures.get("bytes_of_kinds", {})
+    return ", ".join(f"{kind} {size / figures['changes']:.1f}" for kind, size in kinds.items())
+
+
+def _bytes(cases: Sequence[Figures]) -> str:
+    rows = [
+        f"| {figures['changelog']} | {figures['peer']} | {told} |"
+        for figures in _measured(cases)
+        if (told := bytes_by_kind(figures))
+    ]
+    if not rows:
+        return ""
+    return "\n".join(
+        [
+            "## Where the bytes go\n",
+            "Bytes a change of the files that came, also of those that are gone by now:\n",
+            "| changelog | peer | bytes a change |",
+            "|---|---|---|",
+            *rows,
             "",
         ]
     )

@@ -1,7 +1,13 @@
-"""Runs: immutable sorted files of index entries, written once and mapped into memory.
+"""Runs: immutable sorted files of index entries, written once.
 
-A run is an Arrow IPC file of one uncompressed record batch, so its columns are numpy views into the file. The schema's
-metadata has, as JSON, the list of data files that the entries point into.
+A run is an Arrow IPC file of one record batch. The schema's metadata has, as JSON, the list of data files that the
+entries point into. A large run isn't compressed: it is mapped into memory, and its columns are numpy views into the
+file. A run of up to `_PACKED_ENTRIES` is packed to a fourth of the bytes, or two thirds if keys aren't integers, and
+unpacked into memory when it is opened:
+
+- each column has the first bytes of all its values, then the second bytes, and so on. What is left are bytes that tell
+  something, and bytes that repeat, which Arrow compresses by zstd.
+- `high` has differences, which are smaller. It is left out if it follows from `low`, as with a key of one integer.
 """
 
 import hashlib
@@ -24,10 +30,12 @@ import pyarrow as pa
 from pyiceberg.io import FileIO, OutputStream
 from pyiceberg.io.pyarrow import PyArrowFileIO
 
-from deltawriters.keyindex.hashing import Hashes
+from deltawriters.keyindex.hashing import Hashes, mixed
 from deltawriters.storage import whole_file
 
 Words = npt.NDArray[np.uint32]
+Columns = Mapping[str, npt.NDArray[Any]]
+"""`Entries` by name, without order values."""
 
 SUPERSEDES = np.uint32(1 << 31)
 """Flag in `file`: older entries of the same key are no longer live."""
@@ -39,7 +47,15 @@ DELETED_BEFORE = np.uint32(0x7FFFFFFF)
 RUN_ENTRIES = 4_000_000
 """What builds or merges runs, and rewrites, hold this many entries (24 bytes each, and their order values) before they
 write a run. A task of a micro-batch writes one run of all its keys."""
+_PACKED_ENTRIES = 1_500_000
+"""Runs of up to this many entries are packed. Each process that opens one reads it whole, and verifies it. A larger run
+is verified once on each machine.
+"""
+_UNPACKED_ENTRIES = 4_000_000
+"""A process keeps so many entries of packed runs in memory, 24 bytes each."""
 _FILES = b"files"
+_PACKED = b"packed"
+"""Key in the metadata of packed runs."""
 _CHUNK = 16 << 20
 """A remote run is read in parts of this many bytes, each by a request of its own."""
 _NO_RUN = (pa.ArrowInvalid, pa.ArrowNotImplementedError, KeyError, IndexError, TypeError, ValueError)
@@ -51,10 +67,6 @@ _CACHE_SECONDS = 3600
 _TOUCH_SECONDS = _CACHE_SECONDS / 6
 """A process says this often that it uses a copy or a mark. A worker may have runs mapped for days, and a new one would
 read them all again."""
-_MARKED_BYTES = 16 << 20
-"""A run of at least this size is verified once on each machine. Each process verifies a smaller run itself, which takes
-less than 10 ms.
-"""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -151,7 +163,7 @@ class RunInfo:
 
 @dataclass(frozen=True, eq=False)
 class Run:
-    """An opened run: the columns of `Entries`, sorted, as read-only views into the mapped file."""
+    """An opened run: the columns of `Entries`, sorted. Unless it `is_packed`, they are views into the mapped file."""
 
     info: RunInfo
     high: Hashes
@@ -159,7 +171,8 @@ class Run:
     file: Words
     pos: Words
     files: tuple[IndexedFile, ...]
-    order: pa.BinaryArray | None = None
+    order: pa.BinaryArray | None
+    is_packed: bool
 
 
 def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entries) -> RunInfo:
@@ -173,10 +186,11 @@ def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entr
         raise ValueError("a run has at least one entry")
     entries = entries.sorted()
     files = [{"path": f.path, "spec_id": f.spec_id, "partition": dict(f.partition)} for f in entries.files]
-    columns = {"high": entries.high, "low": entries.low, "file": entries.file, "pos": entries.pos}
-    if entries.order is not None:
-        columns["order"] = entries.order
-    batch = pa.record_batch(columns).replace_schema_metadata({_FILES: json.dumps(files)})
+    columns: Columns = {"high": entries.high, "low": entries.low, "file": entries.file, "pos": entries.pos}
+    is_packed = len(entries.high) <= _PACKED_ENTRIES
+    orders = {} if entries.order is None else {"order": entries.order}
+    batch = pa.record_batch({**(_packed(columns) if is_packed else columns), **orders})
+    batch = batch.replace_schema_metadata({_FILES: json.dumps(files)} | ({_PACKED: ""} if is_packed else {}))
     path = f"{location}/{name}"
     with io.new_output(path).create(overwrite=True) as stream:
         sink = _ChecksumWriter(stream)
@@ -190,8 +204,33 @@ def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entr
 
 
 def _write_batch(sink: Any, batch: pa.RecordBatch) -> None:
-    with pa.ipc.new_file(sink, batch.schema) as writer:
+    codec = pa.Codec("zstd", 1) if _PACKED in batch.schema.metadata else None
+    with pa.ipc.new_file(sink, batch.schema, options=pa.ipc.IpcWriteOptions(compression=codec)) as writer:
         writer.write_batch(batch)
+
+
+def _packed(columns: Columns) -> Columns:
+    """The columns as a packed run has them."""
+    high, rest = columns["high"], {name: column for name, column in columns.items() if name != "high"}
+    if not np.array_equal(mixed(columns["low"]), high):
+        rest["high"] = np.diff(high, prepend=np.uint64(0))
+    return {name: _bytes_of(column).T.reshape(-1).view(column.dtype) for name, column in rest.items()}
+
+
+def _unpacked(columns: Columns) -> Columns:
+    """The reverse of `_packed`."""
+    found: dict[str, npt.NDArray[Any]] = {}
+    for name, column in columns.items():
+        found[name] = np.empty_like(column)
+        for number, part in enumerate(column.view(np.uint8).reshape(column.itemsize, -1)):
+            _bytes_of(found[name])[:, number] = part  # faster than a transposed copy
+    found["high"] = np.cumsum(found["high"], dtype=np.uint64) if "high" in found else mixed(found["low"])
+    return found
+
+
+def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
+    """The bytes of each value, shape (n, bytes of a value)."""
+    return column.view(np.uint8).reshape(-1, column.itemsize)
 
 
 @dataclass
@@ -215,8 +254,8 @@ _opened: OrderedDict[tuple[str, RunInfo], _Opened] = OrderedDict()
 
 
 def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
-    """Verify the run `{location}/{info.name}` and map it into memory. Each machine verifies a large run only once. A
-    remote run is first copied to local disk.
+    """Verify the run `{location}/{info.name}` and map it into memory, or unpack it. Each machine verifies a large run
+    only once. A remote run is first copied to local disk.
 
     :raises CorruptIndexError: the file is missing or isn't the file that `info` describes. The storage raises errors of
         its own if it can't be read; those errors may be temporary.
@@ -225,8 +264,10 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
     opened = _opened.pop(key, None) or _open(io, location, info)
     opened.touch()
     _opened[key] = opened
-    if len(_opened) > _OPEN_RUNS:
-        _opened.popitem(last=False)
+    unpacked = sum(each.run.info.entries for each in _opened.values() if each.run.is_packed)
+    while len(_opened) > _OPEN_RUNS or (unpacked > _UNPACKED_ENTRIES and len(_opened) > 1):
+        _, closed = _opened.popitem(last=False)
+        unpacked -= closed.run.info.entries if closed.run.is_packed else 0
     return opened.run
 
 
@@ -261,14 +302,19 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
         if (mark := _verified(local, info)) is not None:
             used.append(mark)
         batch = pa.ipc.open_file(pa.memory_map(local)).get_batch(0)
-        high, low, file, pos = (column.to_numpy() for column in batch.columns[:4])
-        order = batch.column(4) if batch.num_columns > 4 else None
-        files = tuple(IndexedFile(**f) for f in json.loads(batch.schema.metadata[_FILES]))
+        notes = batch.schema.metadata
+        names = [name for name in batch.schema.names if name != "order"]
+        columns: Columns = {name: batch.column(name).to_numpy() for name in names}
+        if _PACKED in notes:
+            columns = _unpacked(columns)
+        high, low, file, pos = (columns[name] for name in ("high", "low", "file", "pos"))
+        order = batch.column("order") if "order" in batch.schema.names else None
+        files = tuple(IndexedFile(**f) for f in json.loads(notes[_FILES]))
     except FileNotFoundError as e:
         raise CorruptIndexError(f"{path} is missing") from e
     except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
-    return _Opened(Run(info, high, low, file, pos, files, order), used)
+    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), used)
 
 
 def _verified(path: str, info: RunInfo) -> Path | None:
@@ -290,13 +336,13 @@ def _verified(path: str, info: RunInfo) -> Path | None:
 
 def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
     """The path of a mark. A mark is an empty file; if it exists, `file` was verified and hasn't changed since then.
-    None for small files, which have no mark.
+    None for small runs, which have no mark.
 
     Spark ends workers that were idle for a minute. If each new worker read the whole index again, that would cost more
     than everything else in a micro-batch. After a power failure a file may have lost content without a trace, so a mark
     is valid only for the current boot of the machine.
     """
-    if info.size_in_bytes < _MARKED_BYTES or not _BOOT_ID.exists():
+    if info.entries <= _PACKED_ENTRIES or not _BOOT_ID.exists():
         return None
     name = f"{_BOOT_ID.read_text()} {file.st_dev} {file.st_ino} {file.st_mtime_ns} {file.st_size} {info}"
     return _local_folder() / f"{_digest(name)}-verified"

@@ -9,7 +9,9 @@ from deltawriters.keyindex.hashing import random_base
 from deltawriters.keyindex.runs import RunInfo
 from deltawriters.keyindex.vector_log import DeletionVectors
 
-_FORMAT = 2
+_FORMAT = 3
+_FORMER = 2
+"""Its runs are all as large ones are now."""
 _HASHED = "3 "
 """Before the bases, in an index whose two hashes are polynomials."""
 
@@ -81,7 +83,7 @@ class IndexVersion:
         try:
             line, _, body = text.partition(b"\n")
             head = json.loads(line)
-            if head["format"] != _FORMAT or head["crc32"] != zlib.crc32(body):
+            if head["format"] not in (_FORMAT, _FORMER) or head["crc32"] != zlib.crc32(body):
                 raise IndexLostError("the version's manifest is damaged, or of another format")
             values = json.loads(body)
             values["runs"] = tuple(RunInfo.from_json(run) for run in values["runs"])

@@ -7,6 +7,7 @@ import pickle
 import random
 import tempfile
 import time
+from collections import OrderedDict
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
@@ -224,7 +225,11 @@ def rows_of(e: Any) -> list[tuple[int, int, int, int]]:
     return list(zip(e.high.tolist(), e.low.tolist(), e.file.tolist(), e.pos.tolist(), strict=True))
 
 
-def test_a_run_is_read_back_sorted_and_mapped(tmp_path: Path) -> None:
+@pytest.mark.parametrize("most_packed", [0, 4])
+def test_a_run_is_read_back_sorted_and_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, most_packed: int
+) -> None:
+    monkeypatch.setattr(runs, "_PACKED_ENTRIES", most_packed)
     written = entries(
         (2**64 - 1, 1, 0, 5), (7, 9, int(TOMBSTONE), 0), (7, 3, 1, 2**32 - 1), (7, 9, 0, 1), files=("a", "b")
     )
@@ -236,10 +241,41 @@ def test_a_run_is_read_back_sorted_and_mapped(tmp_path: Path) -> None:
     # entries of one key keep their order, newest first
     assert rows_of(run) == [(7, 3, 1, 2**32 - 1), (7, 9, TOMBSTONE, 0), (7, 9, 0, 1), (2**64 - 1, 1, 0, 5)]
     assert run.files == written.files
-    assert not run.high.flags.owndata
-    assert not run.high.flags.writeable
+    assert run.is_packed == run.high.flags.owndata == bool(most_packed)
     assert open_run(PyArrowFileIO(), str(tmp_path), info) is run
     assert open_run(IO, f"file:{tmp_path}", info).high.tolist() == run.high.tolist()
+
+
+@pytest.mark.parametrize(
+    ("is_integer", "most_bytes"), [(True, 6.5), (False, 17.5)], ids=["an integer", "other keys, and history"]
+)
+def test_a_packed_run_is_small_and_loses_nothing(tmp_path: Path, is_integer: bool, most_bytes: float) -> None:
+    numbers = np.random.default_rng(1)
+    low = numbers.permutation(2_000_000)[:50_000].astype(np.uint64)
+    high = hashing.mixed(low) if is_integer else numbers.integers(0, 2**64, len(low), np.uint64)
+    low = low if is_integer else numbers.integers(0, hashing.PRIME, len(low), np.uint64)
+    file, pos = numbers.integers(0, 2, len(low), np.uint32) | SUPERSEDES, np.arange(len(low), dtype=np.uint32)
+    order = pa.array([number.to_bytes(8, "big") for number in range(len(low))], pa.binary())
+    written = Entries(high, low, file, pos, (data_file("a"), data_file("b")))
+    for each in (written, replace(written, order=order)):
+        info = write_run(IO, str(tmp_path), "r", 1, each)
+        run, expected = open_run(IO, str(tmp_path), info), each.sorted()
+        assert rows_of(run) == rows_of(expected)
+        assert run.order == expected.order
+        runs._opened.clear()
+        if each.order is None:
+            assert info.size_in_bytes / info.entries < most_bytes
+
+
+def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_UNPACKED_ENTRIES", 5)
+    monkeypatch.setattr(runs, "_opened", OrderedDict())
+    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries(*[(n, i, 0, 0) for i in range(2)])) for n in range(4)]
+    for info in infos:
+        open_run(IO, str(tmp_path), info)
+    assert [opened.run.info for opened in runs._opened.values()] == infos[2:]
+    large = write_run(IO, str(tmp_path), "large", 1, entries(*[(1, i, 0, 0) for i in range(6)]))
+    assert open_run(IO, str(tmp_path), large).info == large, "it is larger than all that may be held"
 
 
 def test_an_empty_run_is_refused(tmp_path: Path) -> None:
@@ -251,7 +287,7 @@ def test_damaged_runs_are_corrupt(tmp_path: Path) -> None:
     info = write_run(IO, str(tmp_path), "r", 1, entries(*[(i, i, 0, i) for i in range(1000)]))
     path = tmp_path / "r"
     good = path.read_bytes()
-    for damage in (good[:-1], good[:100], b"", good + b"\0", good[:5000] + bytes([good[5000] ^ 1]) + good[5001:]):
+    for damage in (good[:-1], good[:100], b"", good + b"\0", good[:700] + bytes([good[700] ^ 1]) + good[701:]):
         path.write_bytes(damage)
         with pytest.raises(CorruptIndexError, match="CRC"):
             open_run(IO, str(tmp_path), info)
@@ -339,7 +375,7 @@ def test_a_remote_run_is_copied_once_and_its_copy_verified(tmp_path: Path, monke
 def test_a_copy_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker has a run mapped for hours. When it ends, the next one finds the copy, and reads no gigabytes again."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(runs, "_MARKED_BYTES", 1)
+    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 0)
     io = RemoteIO(tmp_path)
     used, unused = (write_run(io, "s3://bucket/index", name, 1, entries((1, 2, 0, 3))) for name in ("used", "unused"))
     open_run(io, "s3://bucket/index", used)
@@ -395,7 +431,7 @@ def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypat
     checksum isn't computed anew.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(runs, "_MARKED_BYTES", 0)
+    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 0)
     monkeypatch.setattr(runs, "_BOOT_ID", tmp_path / "boot_id")
     (tmp_path / "tmp").mkdir()
     runs._BOOT_ID.write_text("one")

@@ -63,4 +63,5 @@ def test_a_manifest_that_is_damaged_or_of_another_format_is_not_read() -> None:
     for earlier in ("1: 1 long; v3", "2 0a: 1 long; v3"):
         assert not IndexVersion(earlier).is_encoded("1 long; v3"), "their hashes were others"
     with pytest.raises(IndexLostError, match="of another format"):
-        IndexVersion.from_json(text.replace(b'"format": 2', b'"format": 1'), files.__getitem__)
+        IndexVersion.from_json(text.replace(b'"format": 3', b'"format": 1'), files.__getitem__)
+    assert IndexVersion.from_json(text.replace(b'"format": 3', b'"format": 2'), files.__getitem__) == read
