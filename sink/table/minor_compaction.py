@@ -7,7 +7,7 @@ is written again only once for each level. Large files stay as they are, even if
 `sink.table.rewrite_plan` chooses those.
 
 A minor compaction merges only files of this sink from the last commits. Each format finds them
-(`Upkeep.merge_candidates`), without a plan over the whole table.
+(`Upkeep.merge_candidates`), without a plan over the whole table. A level whose files aren't small any more is the last.
 """
 
 import logging
@@ -34,25 +34,32 @@ _FEWEST = 4
 """With fewer files in a partition, merging doesn't pay."""
 _OTHER_LEVEL = 8
 """A file isn't merged with smaller ones if it is this many times larger than they are on average."""
+_SMALL = 16 * 1024 * 1024
+"""To open a larger file takes a reader hardly any time beside reading it. Such files are merged within the budget of
+rewrites (`sink.table.rewrite_plan`), or not at all.
+"""
 _SORTED_TOGETHER = 256 * 1024 * 1024
 """Bytes of files whose rows are sorted together. If each group made one file, all files would have the same values."""
 _ON_DRIVER = 4 * 1024 * 1024
 """Up to this many bytes of files, the driver merges them itself: a Spark job would cost more than it saves."""
 
 
-def _chosen(files: Sequence[Mergeable]) -> list[Mergeable]:
+def _chosen(files: Sequence[Mergeable], small: int) -> list[Mergeable]:
     """The files to merge among a partition's `files`. Empty if merging doesn't pay.
 
     Files that are much larger than the others are left out: they belong to a higher level, like those of a first load.
+
+    :param small: larger files are left out too.
     """
     data = sorted((file for file in files if isinstance(file.file, DataFile)), key=lambda file: file.file.size_in_bytes)
     deletes = [file for file in files if isinstance(file.file, DeleteFile)]
     count, total = 0, 0
     for file in data:
-        if count and file.file.size_in_bytes * count > _OTHER_LEVEL * total:
+        size = file.file.size_in_bytes
+        if size > small or (count and size * count > _OTHER_LEVEL * total):
             break
         count += 1
-        total += file.file.size_in_bytes
+        total += size
     data = data[:count] if count >= _FEWEST else []
     return data + (deletes if (data and len(deletes) > 1) or len(deletes) >= _FEWEST else [])
 
@@ -122,12 +129,12 @@ class SmallFiles:
         if not self.are_due():
             return None
         staying = ([file for file in files if file.file.path not in but] for files in found.partitions.values())
-        by_partition = [chosen for files in staying if (chosen := _chosen(files))]
+        size, small = opened.spec.target_file_size, _SMALL
+        if opened.plan.order is not None:
+            size = small = max(size, _SORTED_TOGETHER)
+        by_partition = [chosen for files in staying if (chosen := _chosen(files, small))]
         if not by_partition:
             return None  # the next commit makes it look again
-        size = opened.spec.target_file_size
-        if opened.plan.order is not None:
-            size = max(size, _SORTED_TOGETHER)
         groups = tuple(group for chosen in by_partition for group in _groups(chosen, found, size))
         handles = [file.handle for chosen in by_partition for file in chosen]
         return Chosen(

@@ -1,9 +1,15 @@
-"""The search for small files of an Iceberg table, which two threads use."""
+"""The search for small files of an Iceberg table, which two threads use; and which of them are merged."""
 
 from typing import Any
 from unittest.mock import Mock
 
+import pytest
+
+from deltawriters.content import DataFile
+from deltawriters.keyindex import IndexedFile
+from sink.table import minor_compaction
 from sink.targets.iceberg.small_files import SmallFiles
+from sink.targets.upkeep_values import Mergeable, MergeCandidates
 
 
 def test_what_is_read_beside_the_stream_is_not_known_under_another_partitioning() -> None:
@@ -35,3 +41,29 @@ def test_what_is_read_beside_the_stream_is_not_known_under_another_partitioning(
     looking = True
     small.look_at_last(spec, "rowdelta.shop")
     assert small._known == ((1, 2), {})
+
+
+MB = 1024 * 1024
+
+
+@pytest.mark.parametrize(
+    ("sizes", "order", "merged"),
+    [
+        ([15] * 4, None, [15] * 4),
+        ([2] * 16 + [17], None, [2] * 16),
+        ([17] * 4, None, None),
+        ([17] * 4, Mock(), [17] * 4),
+    ],
+    ids=["small", "a large one beside small ones", "large", "large, in an order"],
+)
+def test_files_are_merged_while_they_are_small(sizes: list[int], order: Any, merged: list[int] | None) -> None:
+    files = [
+        Mergeable("{}", DataFile(IndexedFile(f"data/{number}", 0, {}), size * MB), number)
+        for number, size in enumerate(sizes)
+    ]
+    opened = Mock()
+    opened.plan.order, opened.spec.target_file_size = order, 128 * MB
+    opened.table.upkeep().merge_candidates.return_value = MergeCandidates(4, 16, 16, 0, {"{}": files}, {}, set())
+    chosen = minor_compaction.SmallFiles(opened).choose(())
+    found = chosen and [file.size_in_bytes // MB for group in chosen.groups for file in group.files]
+    assert found == merged
