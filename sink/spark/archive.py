@@ -38,8 +38,9 @@ _LATE = tuple(
         "BackEdgeThreshold": 400_000,
     }.items()
 )
-"""The second compiler has what ran ten times as often as it has by default. During a start it would take a quarter of
-all processor time for methods that hardly run again; what runs in a loop over rows comes to it all the same."""
+"""The second compiler has what ran ten times as often as it has by default. It would take a quarter of all processor
+time during a start, and a third during the first hundred small micro-batches, for methods that hardly run again; what
+runs in a loop over rows comes to it all the same."""
 _SHORT = "-XX:TieredStopAtLevel=1"
 _SMALL = "-XX:+UseSerialGC"
 OPTION_VARIABLES = ("SPARK_SUBMIT_OPTS", "JAVA_TOOL_OPTIONS", "JDK_JAVA_OPTIONS", "_JAVA_OPTIONS")
@@ -76,7 +77,7 @@ def using(path: Path) -> list[str]:
     """Options for a JVM that is to start fast from an archive. If it can't use that, it starts without, and says
     nothing.
     """
-    return [f"-XX:SharedArchiveFile={path}", _CHECKED, *_QUIET, *_LATE]
+    return [f"-XX:SharedArchiveFile={path}", _CHECKED, *_QUIET]
 
 
 @contextmanager
@@ -96,8 +97,9 @@ def launching(
     found = find(options, packages)
     own = _own_options(options)
     flags = [] if found is None else _flags(found, training)
-    if short:
-        flags += [flag for flag, word in ((_SHORT, "Tiered"), (_SMALL, "GC")) if word not in own]
+    compiling = [_SHORT] if short else _LATE
+    flags += compiling if "Tier" not in own else []
+    flags += [_SMALL] if short and "GC" not in own else []
     path = [os.environ.get("SPARK_DIST_CLASSPATH", ""), *(jar.path for jar in packages)]
     changed = {
         # Spark's launcher splits it as a shell does

@@ -64,5 +64,7 @@ class RecordDecoder:
         names += self._plan.changelog.headers
         if self._is_parquet:
             step_of, names = decode.decode_columns, [*columns_to_read(self._plan.changelog).names, SOURCE, FILE, ROW]
-        found = [quoted(name) for name in names if name in records.columns]
-        return in_arrow(records.select(*found), functools.partial(step_of, self.decoder, step), schema)
+        found = [name for name in names if name in records.columns]
+        if found != records.columns:  # a selection costs the plan a step
+            records = records.select(*map(quoted, found))
+        return in_arrow(records, functools.partial(step_of, self.decoder, step), schema)

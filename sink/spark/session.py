@@ -108,6 +108,8 @@ def settings(config: Config) -> dict[str, str]:
         # Spark 4 adds up the size of all columns after each row: some 0.2 us for a record.
         "spark.sql.execution.arrow.maxBytesPerBatch": str(64 << 20),
         "spark.python.worker.reuse": "true",
+        # or each column of a plan takes several calls to the JVM, which only say where in Python it was made
+        "spark.python.sql.dataFrameDebugging.enabled": "false",
         **KEEPS_CLOSURES,
         **WORKERS_KEEP_MEMORY,
         **scheduling(),

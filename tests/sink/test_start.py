@@ -269,16 +269,28 @@ def test_the_jvm_is_told_of_jars_and_archive_and_the_environment_is_as_before(
     before = dict(os.environ)
     with archive.launching(OPTIONS, [jars.stamp(jar)]):
         assert os.environ["SPARK_DIST_CLASSPATH"] == str(jar)
-        assert "SPARK_SUBMIT_OPTS" not in os.environ
+        assert "Archive" not in os.environ["SPARK_SUBMIT_OPTS"]
     assert f"-XX:ArchiveClassesAtExit={found}" in flags(jar, training=True)
     found.touch()
     assert f"-XX:SharedArchiveFile={found}" in flags(jar)
     assert dict(os.environ) == before
 
 
-def test_a_long_run_compiles_and_collects_as_ever(jar: Path) -> None:
-    archive_of(jar).touch()
-    assert not [flag for flag in flags(jar) if "TieredStopAtLevel" in flag or "GC" in flag]
+@pytest.mark.parametrize("has_archive", [True, False])
+def test_a_long_run_compiles_late_and_collects_as_ever(jar: Path, *, has_archive: bool) -> None:
+    if has_archive:
+        archive_of(jar).touch()
+    found = " ".join(flags(jar))
+    assert "Tier4InvocationThreshold" in found
+    assert "TieredStopAtLevel" not in found
+    assert "GC" not in found
+
+
+@pytest.mark.parametrize("short", [True, False])
+def test_the_users_own_options_of_the_compiler_are_left_alone(*, short: bool) -> None:
+    own = {"spark.driver.extraJavaOptions": "-XX:-TieredCompilation"}
+    with archive.launching(OPTIONS | own, (), short=short):
+        assert "Tier" not in os.environ.get("SPARK_SUBMIT_OPTS", "")
 
 
 def test_the_users_own_collector_is_no_conflict() -> None:

@@ -13,6 +13,7 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
@@ -25,6 +26,7 @@ from sink.errors import RowdeltaError, TableError, TemporaryError
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_exception, java_message
 from sink.targets.iceberg.errors import NOT_AUTHORIZED, table_error
 from sink.targets.iceberg.java_table import JavaTable
+from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.iceberg.state import Layout
 from sink.targets.own_position import check_idle, others_positions, own_position
 from sink.targets.retries import Retries
@@ -34,6 +36,8 @@ log = logging.getLogger("rowdelta")
 
 _LOOKS = 5
 """The sink looks at the table this many times to find out whether a commit happened."""
+_NEAR = ("", "file", "hdfs")
+"""Schemes of locations whose files are read and written within some milliseconds."""
 _CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
 
 
@@ -69,6 +73,8 @@ class IcebergCommitter:
         # two calls to the JVM.
         self._vectors: dict[str, JavaObject] = {}
         self._login_refused = False
+        executors = table.iceberg.relocated.com.google.common.util.concurrent.MoreExecutors
+        self._same_thread = executors.newDirectExecutorService()
 
     def retries(self) -> Retries:
         properties = self._table.spec.properties_by_name
@@ -172,8 +178,7 @@ class IcebergCommitter:
         changes = changes.set(name, json.dumps(stored | {"state": state}))
         if request.base_snapshot is not None:
             changes = changes.validateFromSnapshot(request.base_snapshot)
-        changes.commit()
-        snapshot = table.snapshot_of(transaction.table().currentSnapshot())
+        snapshot = self._added(transaction, changes)
         number, sequence_number = snapshot.snapshot_id, snapshot.sequence_number
         stored |= {"snapshot-id": number, "sequence-number": sequence_number}
         text = json.dumps(stored)
@@ -248,6 +253,18 @@ class IcebergCommitter:
         )
         overwrite = overwrite.conflictDetectionFilter(self._everything)
         return overwrite.validateNoConflictingData().validateNoConflictingDeletes()
+
+    def _added(self, transaction: JavaObject, change: JavaObject) -> Snapshot:
+        """Add a change to the transaction.
+
+        :return: its snapshot.
+        """
+        # After Iceberg's pool has read and written manifests, the commit notices it up to 10 ms later, several times
+        # (`Tasks.waitFor`). Without an object store this is longer than the work.
+        if urlsplit(self._table.spec.location).scheme in _NEAR:
+            change = change.scanManifestsWith(self._same_thread)
+        change.commit()
+        return self._table.snapshot_of(transaction.table().currentSnapshot())
 
     def _send(self, staged: _Staged) -> None:
         staged.transaction.commitTransaction()
@@ -421,8 +438,7 @@ class IcebergCommitter:
                 change = change.addFile(file)
         for key, value in request.summary.items():
             change = change.set(key, value)
-        change.validateFromSnapshot(request.index.base).commit()
-        snapshot = table.snapshot_of(transaction.table().currentSnapshot())
+        snapshot = self._added(transaction, change.validateFromSnapshot(request.index.base))
         number = snapshot.snapshot_id
         text = json.dumps(
             {"operation": request.position_operation, "index": request.index.stored or None, "snapshot-id": number}
