@@ -89,6 +89,25 @@ class Tally:
             self.bad += bad
 
 
+class Turn:
+    """A lock that who waits for it gets before who has just released it."""
+
+    def __init__(self) -> None:
+        self._lock, self._next = Lock(), Lock()
+
+    def __enter__(self) -> None:
+        with self._next:
+            self._lock.acquire()
+
+    def __exit__(self, *_: object) -> None:
+        self._lock.release()
+
+    def pass_on(self) -> None:
+        """Let others have it who wait, and take it again."""
+        self._lock.release()
+        self.__enter__()
+
+
 @dataclass
 class Member:
     """A table of the job. It is open (`sink`), or it has failed (`error`), or both: it is open, but set aside. Or it
@@ -105,7 +124,7 @@ class Member:
     """Whether a pattern matched its source, whose messages are a program's own. It is not looked at again."""
     awaits_messages: bool = False
     """Whether it can't be opened before its source has messages. This isn't a failure."""
-    turn: Lock = field(default_factory=Lock)
+    turn: Turn = field(default_factory=Turn)
     """Who holds it may change the table: a micro-batch, with what is begun and committed of merges after it, or
     maintenance."""
     commits: int = 0
@@ -383,7 +402,8 @@ class Supervisor:
             batch = sink.batch(stream, batch_id, frame)
             while batch is not None and batch.more and not self._is_cut():
                 self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
-                batch = sink.batch(stream, batch_id, frame)
+                member.turn.pass_on()
+                batch = sink.batch(stream, batch_id, frame) if member.works else None
             if batch is not None and not batch.more:
                 batches[member.id] = batch
                 shared = sink.share(batch)
@@ -444,8 +464,10 @@ class Supervisor:
         while batch is not None:
             self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
             sink.upkeep.tend()
-            batch = sink.batch(stream, batch_id, frame) if batch.more and not self._is_cut() else None
-        member.failures = 0
+            if not batch.more or self._is_cut():
+                return
+            member.turn.pass_on()
+            batch = sink.batch(stream, batch_id, frame) if member.works else None
 
     def _note_commit(self, member: Member, batch: TableBatch, written: Written) -> None:
         if batch.share is not None:

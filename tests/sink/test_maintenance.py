@@ -32,6 +32,7 @@ from sink.errors import ConfigError, FencedError, TableError, TableGoneError, Te
 from sink.run import maintenance
 from sink.run.maintenance import Maintenance, options_of
 from sink.run.pipeline import Pipeline
+from sink.run.supervisor import Member, Supervisor
 from sink.spark.engine import SparkEngine
 from sink.spark.session import MAINTENANCE_POOL
 from sink.spark.tasks import move
@@ -362,6 +363,36 @@ def test_nothing_waits_for_a_file_that_is_larger_than_a_group() -> None:
     files = [rewritable("large", 40 * OPEN_COST, deleted=50), rewritable("small", 6 * OPEN_COST, deleted=20)]
     found = groups(files, 10 * OPEN_COST, least_gain=1, max_file_group_size=15 * OPEN_COST)
     assert found == [["small"]]
+
+
+def test_maintenance_has_its_turn_while_a_micro_batch_is_applied_in_parts() -> None:
+    """As after a time in which the job was down: a table would not be rewritten before all of that is applied."""
+    done = list[str]()
+    member = Member(Mock())
+
+    def maintain() -> None:
+        with member.turn:
+            done.append("maintenance")
+
+    def apply(_: int, batch: Mock) -> Mock:
+        done.append(batch.name)
+        if batch.name == "first":
+            other.start()
+            assert wait_until(member.turn._next.locked)
+        return Mock(read=1, bad=0)
+
+    other = threading.Thread(target=maintain)
+    member.sink = Mock()
+    parts = [Mock(share=None, more=name != "third") for name in ("first", "second", "third")]
+    for part, name in zip(parts, ("first", "second", "third"), strict=True):
+        part.name = name
+    member.sink.batch.side_effect = parts
+    member.sink.apply_batch = apply
+    supervisor = Mock(_is_cut=Mock(return_value=False))
+    with member.turn:
+        Supervisor._apply_alone(supervisor, Mock(), 1, Mock(), member)
+    other.join()
+    assert done == ["first", "maintenance", "second", "third"]
 
 
 def test_a_look_that_waited_for_a_micro_batch_did_not_take_long(monkeypatch: pytest.MonkeyPatch) -> None:
