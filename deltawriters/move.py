@@ -253,7 +253,7 @@ class Mover:
                 parts.append(part)
                 size += rows.nbytes
                 del rows
-                if size >= ROW_GROUP_BYTES:
+                if size >= ROW_GROUP_BYTES // 4:  # what is read comes on top of the row group that is being filled
                     yield self._live(parts)
                     size = 0
             whole.append(check)

@@ -18,7 +18,7 @@ _SAMPLE_ROWS = 4096
 _DICTIONARY_PAYS_BELOW = 0.5  # distinct values per row of a row group
 _DICTIONARY_BYTES = 2 * 1024 * 1024
 """A column chunk gives up its dictionary at this size. Iceberg's Java writer has the same limit."""
-ROW_GROUP_BYTES = 128 * 1024 * 1024
+ROW_GROUP_BYTES = 64 * 1024 * 1024
 """What moves rows writes at most so many bytes of them at once, as a row group."""
 _SLICE_ROWS, _SLICE_BYTES = 65_536, 16 * 1024 * 1024
 """At most this many rows, or about this many bytes, of a row group are decoded at a time."""

@@ -35,6 +35,8 @@ from deltawriters.table import FileFactory, TableSpec
 
 NOWHERE = -1
 """In a key map's `file`: the key has no live row in this commit."""
+_COMPARED = 500_000
+"""The driver compares at most this many moved rows at a time with what was written meanwhile, 60 bytes each."""
 
 
 @dataclass(frozen=True)
@@ -271,9 +273,11 @@ def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldR
     found = list[OldRows]()
     for info in moved.runs:  # one by one, so that memory is bounded by the largest
         run = open_run(moved.io, moved.location, info)
-        gone = np.flatnonzero(newer.superseded(run.high, run.low))
-        at = Located(gone, (run.file[gone] & ~SUPERSEDES).astype(np.int64), run.pos[gone].astype(np.int64), run.files)
-        found += by_file(at.file, at.pos, at.files)
+        for start in range(0, info.entries, _COMPARED):
+            part = slice(start, start + _COMPARED)
+            gone = start + np.flatnonzero(newer.superseded(run.high[part], run.low[part]))
+            file, pos = (run.file[gone] & ~SUPERSEDES).astype(np.int64), run.pos[gone].astype(np.int64)
+            found += by_file(file, pos, run.files)
     return _united(found)
 
 
