@@ -14,7 +14,7 @@ JDK_HELP := Spark needs a JDK (or JRE) 17 or newer; Spark 4 itself names 17 and 
 # an extra of pyproject.toml, for .ci/run
 .with-%: $(VENV)/.with-% ;
 
-.PHONY: help setup demo demo-database stack demo-stack test test-all test-nightly versions faults bench bench-peers soak docs lint audit licenses clean jdk
+.PHONY: help setup demo demo-database stack demo-stack test test-all test-nightly versions faults bench bench-peers soak soak-day docs lint audit licenses clean jdk
 
 help: ## Show the targets
 	@awk -F ':.*## ' '/^[a-z-]+:.*## / { printf "  make %-12s %s\n", $$1, $$2 }' $(MAKEFILE_LIST)
@@ -106,6 +106,9 @@ bench-peers: jdk $(VENV)/.with-dev ## rowdelta, MERGE INTO and Flink on the same
 
 soak: jdk $(VENV)/.with-dev ## Ten thousand micro-batches with kills into three tables; writes docs/soak.md
 	$(BIN)/python -m benchmarks.soak
+
+soak-day: jdk $(VENV)/.with-dev ## A day of changes at an even pace into two tables that others read; writes docs/htap.md
+	$(BIN)/python -m benchmarks.htap --seconds 86400
 
 # What mkdocs-material says of other tools is no warning about these pages.
 docs: $(VENV)/.with-dev ## The pages under docs/ as a site in ./site; a dead link is an error

@@ -58,7 +58,7 @@ class Readers:
         return {"scans": taken, "points": points, "totals": _plain(found)}
 
     def by_duckdb(self, table: str, kind: str, ids: list[int], scans: int) -> Answer:
-        with _duckdb(kind) as connection:
+        with connect_duckdb(kind) as connection:
             location = location_of(self._warehouse, table)
             source = f"delta_scan('{location}')" if kind == "delta" else f"iceberg_scan('{newest_metadata(location)}')"
             taken, row = _timed(lambda: connection.execute(_SCAN.format(source)).fetchone(), scans)
@@ -90,7 +90,7 @@ def newest_metadata(location: Path) -> Path:
     return max(versions, key=lambda path: int(path.name.split(".")[0][1:]))
 
 
-def _duckdb(kind: str) -> duckdb.DuckDBPyConnection:
+def connect_duckdb(kind: str) -> duckdb.DuckDBPyConnection:
     """Its extensions are packages: nothing is downloaded."""
     settings: dict[str, str | bool | int | float | list[str]] = {
         "autoinstall_known_extensions": False,

@@ -39,15 +39,26 @@ class SoakError(RuntimeError):
 
 
 class Job:
-    """A sink with a table of each format, which reads change files from a folder for each."""
+    """A sink with a table of each format, which reads change files from a folder for each.
 
-    def __init__(self, folder: Path, formats: tuple[str, ...] = FORMATS, memory: str = "2g") -> None:
+    :param memory: of the driver's JVM.
+    :param most_files: of a micro-batch.
+    """
+
+    def __init__(
+        self,
+        folder: Path,
+        formats: tuple[str, ...] = FORMATS,
+        memory: str = "2g",
+        trigger: str = "10 milliseconds",
+        most_files: int = 1,
+    ) -> None:
         self.formats = formats
         self.folder = folder
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
         self._port = 0
-        self._memory = memory
+        self._memory, self._trigger, self._most_files = memory, trigger, most_files
         self._environment = own_environment()
         for name in formats:
             self.source(name).mkdir(parents=True)
@@ -214,12 +225,12 @@ class Job:
             "sink": {
                 "id": "soak",
                 "checkpoint": "./state",
-                "trigger": "10 milliseconds",
+                "trigger": self._trigger,
                 "on_bad_record": "fail",
                 "on_table_error": "stop",
                 "http": f"127.0.0.1:{self._port}",
             },
-            "source": {"type": "files", "format": "row-kind", "options": {"maxFilesPerTrigger": "1"}},
+            "source": {"type": "files", "format": "row-kind", "options": {"maxFilesPerTrigger": str(self._most_files)}},
             "index": {"location": "./index"},
             "maintenance": _MAINTENANCE,
             "catalogs": {
