@@ -136,7 +136,8 @@ class _Version(argparse.Action):
         try:
             spark = spark_versions.installed()
             print(f"Spark {spark.full}, for Scala {spark.scala}")
-            print(f"Iceberg {spark.known.iceberg}  {spark.iceberg_runtime}")
+            if spark.known.iceberg is not None:
+                print(f"Iceberg {spark.known.iceberg}  {spark.iceberg_runtime}")
             print(f"Delta Lake {spark.known.delta}  {','.join(spark.delta_packages)}")
             print(f"Kafka connector  {spark.kafka_connector}")
         except ConfigError as error:

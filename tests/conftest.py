@@ -17,6 +17,7 @@ from sink.config import Config
 from sink.databases.mysql import MySQL
 from sink.databases.postgres import Postgres
 from sink.spark import session
+from sink.spark import versions as spark_versions
 from tests import memory_folder
 from tests.memory_folder import MemoryFolder
 from tests.stack.jars import delta_jars, ivy_to_itself
@@ -80,12 +81,15 @@ def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     Tests that need another catalog add it: `spark.conf.set("spark.sql.catalog.X", …)` works while X hasn't been used.
     """
     folder = tmp_path_factory.mktemp("spark")
+    has_iceberg = spark_versions.installed().known.iceberg is not None
     config = Config.model_validate(
         {
             "sink": {"id": "tests", "checkpoint": str(folder / "state")},
             # Kafka, so that the session has the packages for it too
             "source": {"type": "kafka", "format": "row-kind", "options": {"kafka.bootstrap.servers": "nowhere:9092"}},
-            "catalogs": {"lake": {"type": "hadoop", "warehouse": str(folder / "warehouse")}},
+            "catalogs": {
+                "lake": {"type": "hadoop" if has_iceberg else "delta", "warehouse": str(folder / "warehouse")}
+            },
             "tables": [{"source": "none", "target": "lake.tests.none", "key": ["id"], "columns": {"id": "bigint"}}],
             "spark": {
                 "spark.master": "local[2]",

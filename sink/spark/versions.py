@@ -25,7 +25,7 @@ class Known:
     """A minor version of Spark that the suite runs on.
 
     :param tested: the patch release that the suite runs on.
-    :param iceberg: version of Iceberg's runtime.
+    :param iceberg: version of Iceberg's runtime. None if there is none yet for this Spark.
     :param delta: version of Delta Lake.
     :param delta_spark: name of Delta Lake's package for Spark, without Scala's version.
     :param delta_brings: what these packages bring in that Spark has itself, or that isn't needed, as `group:name`.
@@ -37,7 +37,7 @@ class Known:
     """
 
     tested: str
-    iceberg: str
+    iceberg: str | None
     delta: str
     delta_spark: str
     delta_brings: tuple[str, ...]
@@ -77,7 +77,7 @@ KNOWN = {
     ),
     "4.1": Known(
         "4.1.1",
-        iceberg="1.11.0",
+        iceberg="1.12.0",
         delta="4.4.0",
         delta_spark="delta-spark_4.1",
         delta_brings=_FOR_UNITY,
@@ -85,8 +85,20 @@ KNOWN = {
         runtime="org.apache.spark.sql.execution.streaming.runtime",
         reads_scan_tasks=False,
     ),
+    "4.2": Known(
+        "4.2.0",
+        iceberg=None,
+        delta="4.4.0",
+        delta_spark="delta-spark_4.2",
+        delta_brings=_FOR_UNITY,
+        checkpointing="org.apache.spark.sql.execution.streaming.checkpointing",
+        runtime="org.apache.spark.sql.execution.streaming.runtime",
+        reads_scan_tasks=False,
+    ),
 }
 """Minor version -> what is known about it."""
+TESTED = KNOWN["4.1"].tested
+"""The version that the whole suite runs on."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +124,21 @@ class SparkVersion:
             raise ConfigError(
                 f"Spark {self.full}: rowdelta does not know this version. It is known to work on Spark "
                 f"{known_versions()}. Install one of them: "
-                f"pip install 'pyspark=={list(KNOWN.values())[-1].tested}', and if SPARK_HOME is set, point it there."
+                f"pip install 'pyspark=={TESTED}', and if SPARK_HOME is set, point it there."
             )
         return KNOWN[self.minor]
 
     @property
     def iceberg_runtime(self) -> str:
-        """Maven coordinates of Iceberg's runtime."""
+        """Maven coordinates of Iceberg's runtime.
+
+        :raises ConfigError: there is none for this Spark.
+        """
+        if self.known.iceberg is None:
+            raise ConfigError(
+                f"Spark {self.full}: Iceberg has no runtime for this version, so only catalogs of type delta work with "
+                f"it. Install Spark {TESTED}: pip install 'pyspark=={TESTED}'"
+            )
         return f"org.apache.iceberg:iceberg-spark-runtime-{self.minor}_{self.scala}:{self.known.iceberg}"
 
     @property
@@ -219,7 +239,7 @@ def home() -> Path:
         return Path(home)
     pyspark = find_spec("pyspark")
     if pyspark is None or pyspark.origin is None:
-        raise ConfigError("no Spark found. Install it: pip install 'pyspark>=3.5,<4.2'")
+        raise ConfigError("no Spark found. Install it: pip install 'pyspark>=3.5,<4.3'")
     return Path(pyspark.origin).parent
 
 

@@ -37,7 +37,7 @@ def spark_home(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         ("spark-core_2.13-3.5.1.jar", "3.5_2.13:1.11.0", "_2.13:3.5.1"),  # some vendors' 3.5 is for Scala 2.13
         ("spark-core_2.12-3.5.5-amzn-1.jar", "3.5_2.12:1.11.0", "_2.12:3.5.5"),
         ("spark-core_2.13-4.0.2.jar", "4.0_2.13:1.11.0", "_2.13:4.0.0"),
-        ("spark-core_2.13-4.1.1.jar", "4.1_2.13:1.11.0", "_2.13:4.1.1"),
+        ("spark-core_2.13-4.1.1.jar", "4.1_2.13:1.12.0", "_2.13:4.1.1"),
     ],
 )
 def test_packages_are_those_of_the_installed_spark(
@@ -58,6 +58,7 @@ def test_packages_are_those_of_the_installed_spark(
         ("spark-core_2.13-3.5.1.jar", ["delta-spark_2.13:3.3.3", "delta-storage:3.3.3"]),
         ("spark-core_2.13-4.0.2.jar", ["delta-spark_4.0_2.13:4.4.0", "delta-storage:4.4.0"]),
         ("spark-core_2.13-4.1.1.jar", ["delta-spark_4.1_2.13:4.4.0", "delta-storage:4.4.0"]),
+        ("spark-core_2.13-4.2.0.jar", ["delta-spark_4.2_2.13:4.4.0", "delta-storage:4.4.0"]),
     ],
 )
 def test_packages_of_delta_lake(
@@ -67,6 +68,8 @@ def test_packages_of_delta_lake(
     (spark_home / jar).touch()
     path = written(tmp_path, "")
     for catalogs, has_iceberg in (("", False), (", old: {type: rest, uri: x}", True)):
+        if has_iceberg and "-4.2." in jar:  # which Iceberg has no runtime for
+            continue
         text = CONFIG.replace("{type: hadoop, warehouse: warehouse}", "{type: delta, warehouse: warehouse}" + catalogs)
         path.write_text(text)
         assert cli.main(["packages", str(path)]) == 0
@@ -81,10 +84,10 @@ def test_without_spark_home_it_is_the_spark_that_pyspark_brings(monkeypatch: pyt
     assert spark_versions.installed().full == pyspark.__version__
 
 
-@pytest.mark.parametrize("version", ["3.4.4", "4.2.0"])
+@pytest.mark.parametrize("version", ["3.4.4", "4.3.0"])
 def test_on_another_version_the_message_says_which_are_known(version: str, spark_home: Path) -> None:
     (spark_home / f"spark-core_2.13-{version}.jar").touch()
-    with pytest.raises(ConfigError, match=rf"Spark {version}: .* known to work on Spark 3\.5, 4\.0 and 4\.1\."):
+    with pytest.raises(ConfigError, match=rf"Spark {version}: .* known to work on Spark 3\.5, 4\.0, 4\.1 and 4\.2\."):
         _ = spark_versions.installed().known
 
 
@@ -99,12 +102,23 @@ def test_a_driver_in_a_cluster_may_have_its_jars_elsewhere(spark_home: Path, mon
 
 
 @pytest.mark.parametrize("command", ["run", "check", "status"])
-def test_commands_refuse_an_unknown_version(
-    command: str, spark_home: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+@pytest.mark.parametrize(
+    ("version", "why"),
+    [("4.3.0", "known to work on Spark 3.5, 4.0, 4.1 and 4.2."), ("4.2.0", "only catalogs of type delta")],
+)
+def test_commands_refuse_a_version_that_does_not_fit(
+    command: str,
+    version: str,
+    why: str,
+    spark_home: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    (spark_home / "spark-core_2.13-4.2.0.jar").touch()
+    (spark_home / f"spark-core_2.13-{version}.jar").touch()
+    monkeypatch.setattr(pyspark, "__version__", version)
     assert cli.main([command, str(written(tmp_path, ""))]) == ConfigError.exit_code
-    assert "known to work on Spark 3.5, 4.0 and 4.1." in capsys.readouterr().err
+    assert why in capsys.readouterr().err
 
 
 def test_spark_home_and_pyspark_must_be_one_version(
