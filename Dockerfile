@@ -7,7 +7,7 @@ COPY deltawriters deltawriters
 COPY sink sink
 # Spark's version is the one that the whole suite runs on: others need packages of their own version.
 RUN python -m venv /opt/rowdelta \
- && /opt/rowdelta/bin/pip install --no-cache-dir --no-compile '.[postgres]' pyspark==4.0.2 \
+ && /opt/rowdelta/bin/pip install --no-cache-dir --no-compile '.[postgres]' pyspark==4.1.1 \
  && /opt/rowdelta/bin/pip uninstall --yes setuptools pip
 
 FROM python:3.11.14-slim-bookworm

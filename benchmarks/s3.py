@@ -246,6 +246,7 @@ def _config(
                     "uri": f"{sqlite}/bucket.db",
                     "warehouse": f"{BUCKET}/tables",
                     "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                    "http-client.type": "urlconnection",
                     "client.region": "us-east-1",
                     "s3.path-style-access": "true",
                     **of_s3,

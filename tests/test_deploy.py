@@ -36,9 +36,8 @@ def test_its_configuration_is_valid(tmp_path: Path, monkeypatch: Any) -> None:
     assert loaded.tables[0].target == "lake.shop.orders"
     spec = found["SparkApplication"]["spec"]
     # of the Spark that the manifest names, whatever the tests run with
-    minor = ".".join(spec["sparkVersion"].split(".")[:2])
-    runtime = f"org.apache.iceberg:iceberg-spark-runtime-{minor}_2.13:{versions.installed().known.iceberg}"
-    assert runtime in spec["deps"]["packages"]
+    spark = versions.SparkVersion(spec["sparkVersion"], "2.13")
+    assert spark.iceberg_runtime in spec["deps"]["packages"]
     image = (ROOT / "deploy" / "kubernetes" / "Dockerfile").read_text()
     assert f"apache/spark:{spec['sparkVersion']}-" in image
     assert f"pyspark=={spec['sparkVersion']}" in image

@@ -131,7 +131,6 @@ PROOF: Mapping[str, Sequence[str]] = {
     ],
     "delta/test_writers.py": ["delta_reads_the_vectors", "vectors_of_deltas_own_writer_are_read"],
     "sink/test_metrics.py": ["column_metrics_equal_those_of_icebergs_writer"],
-    "sink/test_partitions_of_deletes.py": ["a_delete_of_another_partition_is_seen"],
     "sink/test_submit.py": ["killed_at_once_and_started_again"],
     "delta/test_versions.py": ["the_whole_way[partition_by]"],
     # the key index

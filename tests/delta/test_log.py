@@ -189,7 +189,9 @@ def test_a_commit_is_read_back(kind: str, request: pytest.FixtureRequest) -> Non
     assert table.live() == {one["path"]: {**one, "dataChange": False}, two["path"]: {**two, "dataChange": False}}
     (commit,) = table.since(0) or []
     assert commit.operation_id == proposal.operation
-    assert [action["add"] for action in commit.actions if "add" in action] == [one, two]
+    read = [action["add"] for action in commit.actions if "add" in action]
+    # on Spark 4.1 every file has tags
+    assert [{key: value for key, value in add.items() if key != "tags" or value} for add in read] == [one, two]
     (row,) = table.sql("DESCRIBE HISTORY TABLE_ LIMIT 1")
     assert row.operation == "STREAMING UPDATE"
     assert row.operationParameters["epochId"] == "5"

@@ -332,6 +332,7 @@ class Chain:
                     "rest.client.socket-timeout-ms": "10000",
                     "rest.client.connection-timeout-ms": "10000",
                     "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                    "http-client.type": "urlconnection",
                     "s3.endpoint": self.store_door.url,
                     "s3.path-style-access": "true",
                     "client.region": self.s3.REGION,

@@ -264,8 +264,6 @@ class Job:
 
     def rows(self, table: str | None = None) -> list[dict[str, Any]]:
         """The table's rows in the order of their keys, read by Iceberg. Readers must accept the current snapshot."""
-        if table is None:
-            check_partitions_of_deletes(self.spark, self.target)
         rows: list[dict[str, Any]] = to_arrow(self.spark.table(table or self.target)).to_pylist()
         return sorted(rows, key=lambda row: [row[name] for name in self.key])
 
@@ -331,10 +329,13 @@ class Job:
 
     def planned_files(self) -> list[tuple[str, list[str]]]:
         """What a reader of the whole table opens: each data file with its delete files."""
-        return [
-            (str(data.location()), [str(delete.location()) for delete in deletes])
-            for data, deletes in planned_tasks(self.java_table())
-        ]
+        planned = self.java_table().newScan().planFiles()
+        tasks, found = planned.iterator(), []
+        while tasks.hasNext():
+            task = tasks.next()
+            found.append((str(task.file().location()), [str(delete.location()) for delete in task.deletes()]))
+        planned.close()
+        return found
 
     def unreferenced_files(self) -> list[str]:
         """Data and delete files in the table's folder that no snapshot knows: garbage of failed attempts."""
@@ -425,35 +426,6 @@ class Job:
 
     def drop(self) -> None:
         self.spark.sql(f"DROP TABLE {self.target} PURGE")
-
-
-def planned_tasks(table: JavaObject) -> list[tuple[JavaObject, list[JavaObject]]]:
-    """Each live data file with the delete files that apply to it, as a scan plans them."""
-    planned = table.newScan().planFiles()
-    tasks, found = planned.iterator(), []
-    while tasks.hasNext():
-        task = tasks.next()
-        found.append((task.file(), list(task.deletes())))
-    planned.close()
-    return found
-
-
-def check_partitions_of_deletes(spark: SparkSession, target: str) -> None:
-    """Check that each live delete by position is of the spec and the partition of each data file from which it deletes.
-    Iceberg refuses others since https://github.com/apache/iceberg/pull/16957. Reads manifests only.
-    """
-    table, wrappers = java_table(spark, target), _jvm(spark).org.apache.iceberg.util.StructLikeWrapper
-    for data, applied in planned_tasks(table):
-        deletes = [delete for delete in applied if str(delete.content()) == "POSITION_DELETES"]
-        if not deletes:
-            continue
-        spec = table.specs().get(data.specId())
-        wrapper = wrappers.forType(spec.partitionType())
-        expected, path = wrapper.copyFor(data.partition()), spec.partitionToPath(data.partition())
-        for delete in deletes:
-            shown = f"{path} of {data.location()}, deletes {delete.location()}"
-            assert delete.specId() == data.specId(), f"{shown}: spec {delete.specId()}, not {data.specId()}"
-            assert expected.equals(wrapper.copyFor(delete.partition())), f"{shown}: {delete.partition()}"
 
 
 def by_pyiceberg(job: Job) -> list[dict[str, Any]]:

@@ -211,19 +211,20 @@ def add_delete_of(job: Job, region: str) -> str:
 
 
 def test_a_delete_in_the_wrong_partition_stays(spark: SparkSession, tmp_path: Path) -> None:
-    """Iceberg applies it if it is about one data file (before 1.12): it must not bring the row back."""
+    """Before 1.12 Iceberg applies it if it is about one data file: without it the row would be back. Now it refuses to
+    read the table.
+    """
     job = new_job(spark, tmp_path, key=("id", "region"), partition_by=("region",))
     write_rows(job)
     job.write([("-D", row) for row in left() if row["region"] == "eu"])
     job.run()
     compact_eu(job)
-    before = job.rows()
+    sink = only_sink(job)
+    sink.upkeep.drop_dangling_deletes()
     path = add_delete_of(job, "eu")
-    rows = job.rows(job.target)  # a name, so that the delete's partition isn't checked
-    assert len(rows) == len(before) - 1
-    only_sink(job).upkeep.drop_dangling_deletes()
+    sink.table.refresh()
     assert delete_files(job, "eu") == [path]
-    assert job.rows(job.target) == rows
+    assert list(sink.table.upkeep().dangling_deletes()) == []
 
 
 def add_dangling_vector(job: Job) -> None:

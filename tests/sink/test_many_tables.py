@@ -40,7 +40,7 @@ from sink.table.microbatch import TableSink
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.values import ChangeSet, Done, Outcome
-from tests.sink.harness import check_partitions_of_deletes, merging_soon
+from tests.sink.harness import merging_soon
 from tests.sink.test_kafka import Running
 from tests.stack.kafka import Kafka
 from tests.stack.process import wait_until
@@ -154,7 +154,6 @@ class Shop:
     def rows(self, table: str) -> list[Row]:
         if not self.spark.catalog.tableExists(self.target(table)):
             return []
-        check_partitions_of_deletes(self.spark, self.target(table))
         rows: list[Row] = to_arrow(self.spark.table(self.target(table)).select("id", "name")).to_pylist()
         return sorted(rows, key=repr)
 

@@ -1,5 +1,5 @@
-"""Deletes by position have the spec and partition of their data files, whatever the partition values are: readers
-refuse others (https://github.com/apache/iceberg/pull/16957).
+"""Deletes by position have the spec and partition of their data files, whatever the partition values are: Iceberg's
+reader refuses others since 1.12.
 """
 
 import math
@@ -13,7 +13,7 @@ from pyspark.sql import SparkSession
 
 from sink.errors import TableError
 from tests.rewrites import only_sink, rewritten_files
-from tests.sink.harness import Job, merging_soon, planned_tasks
+from tests.sink.harness import Job, merging_soon
 
 pytestmark = pytest.mark.spark
 
@@ -91,7 +91,7 @@ def test_deletes_have_the_partitions_of_their_data_files(
     deleted(*range(0, count, 3))
     with merging_soon(2):
         job.run()
-    job.rows()  # checks them
+    job.rows()  # reads them
     # the spec moves, and others write and delete
     assert spark._jvm is not None
     columns = ", ".join(PLAIN)
@@ -100,7 +100,7 @@ def test_deletes_have_the_partitions_of_their_data_files(
     spark.sql(f"REFRESH TABLE {job.target}")
     spark.sql(f"INSERT INTO {job.target} SELECT id + 100, {columns} FROM {job.target}").collect()
     spark.sql(f"DELETE FROM {job.target} WHERE id IN (101, 2)").collect()
-    job.rows()  # checks them
+    job.rows()  # reads them
     moved = replace(job, partition_by=(*partition_by, "bucket(2, id)"))
     moved._sequence, moved._files = job._sequence, job._files
     moved.write([("+I", row) for row in rows(3 * count)])
@@ -148,27 +148,3 @@ def test_files_of_a_spec_by_floats_that_others_left(spark: SparkSession, tmp_pat
     with pytest.raises(TableError, match="Cannot parse"):
         job.run()
     assert len(job.rows()) == len(others) + 2
-
-
-@pytest.mark.parametrize("other", ["partition", "spec"])
-@pytest.mark.parametrize("version", [2, 3])
-def test_a_delete_of_another_partition_is_seen(spark: SparkSession, tmp_path: Path, version: int, other: str) -> None:
-    properties = {"format-version": str(version), "write.delete.granularity": "file"}
-    job = Job(spark, tmp_path, partition_by=("region",), properties=properties, tasks=1)
-    job.write([("+I", {"id": number, "region": "eu"}) for number in range(3)])
-    job.write([("-D", {"id": 1, "region": "eu"})])
-    job.run()
-    assert [row["id"] for row in job.rows()] == [0, 2]
-    table = job.java_table()
-    ((_, (delete,)),) = planned_tasks(table)
-    path = "region=us"
-    if other == "spec":
-        table.updateSpec().removeField("region").commit()
-        path = ""
-    assert spark._jvm is not None
-    builder = spark._jvm.org.apache.iceberg.FileMetadata.deleteFileBuilder(table.spec())
-    moved = builder.copy(delete).withPartitionPath(path).build()
-    base = table.currentSnapshot().snapshotId()
-    table.newRowDelta().validateFromSnapshot(base).removeDeletes(delete).addDeletes(moved).commit()
-    with pytest.raises(AssertionError, match=r"region=eu of .*, deletes .*: (spec 1, not 0|.*us)"):
-        job.rows()

@@ -18,11 +18,13 @@ from tests.stack.s3 import S3
 from tests.stack.stack import Stack
 
 S3A_PACKAGES = (
-    "org.apache.hadoop:hadoop-aws:3.4.1",
+    "org.apache.hadoop:hadoop-aws:3.4.2",
     "software.amazon.awssdk:s3-transfer-manager:2.29.52",
     "software.amazon.awssdk:sts:2.29.52",
     # Iceberg's client names its classes
     "software.amazon.awssdk:kms:2.29.52",
+    # for Iceberg 1.12 the other one is of a newer SDK
+    "software.amazon.awssdk:url-connection-client:2.29.52",
 )
 
 
@@ -55,6 +57,7 @@ def configuration(
                 "oauth2-server-uri": stack.catalog_door.token_url,
                 "header.X-Iceberg-Access-Delegation": "vended-credentials",
                 "io-impl": "org.apache.iceberg.aws.s3.S3FileIO",
+                "http-client.type": "urlconnection",
                 "s3.endpoint": stack.s3.endpoint,
                 "s3.path-style-access": "true",
                 "client.region": stack.s3.REGION,
