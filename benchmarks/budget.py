@@ -2,40 +2,55 @@
 
 For each format and budget a table is loaded, and a stream applies the same micro-batches to it, one right after the
 other: nothing is left over for maintenance but what it takes from them. With `--every` there is a pause between them,
-as in a stream that a machine can follow for long. Later the table is scanned as it was after some of its micro-batches,
-in turns with its compacted state, so that neither the stream nor maintenance disturbs the scans.
+as in a stream that a machine can follow for long. Later the table is read as it was after some of its micro-batches, by
+Spark and DuckDB, in turns with its state after the load and its last one compacted, so that neither the stream nor
+maintenance disturbs the readers. What is between the two in rows is compared with what is between them in time.
 """
 
 import argparse
 import json
+import math
 import os
 import shutil
 import statistics
 import tempfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
+from itertools import product
 from pathlib import Path
-from time import perf_counter
+from time import clock_gettime, process_time
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
 import pyarrow.parquet as pq
-from pyspark.sql import DataFrame, SparkSession
+from pyiceberg.table import StaticTable
+from pyspark.sql import SparkSession
 
 from benchmarks.bench import FILES_PER_BATCH, RowdeltaCase
 from benchmarks.pages import OTHERS, OURS, drawn
-from benchmarks.processes import commit
+from benchmarks.peers.readers import connect_duckdb, newest_metadata
+from benchmarks.processes import commit, cpu_clock
 from benchmarks.streams import CATALOG, TimedPipeline, build_session
-from benchmarks.workload import Dataset, Keys, Workload, publish, totals, write_dataset
+from benchmarks.workload import TABLE_SCHEMA, Dataset, Keys, Totals, Workload, publish, write_dataset
 from sink.config import Config
 from sink.spark import session
 from sink.table.observer import Committed, Event, RewriteDone
 
 FORMATS = ("v2", "v3", "delta")
 BUDGETS = (0.0, 0.25, 0.5, 1.0, 2.0)
-MARKS = 5
-"""States of each table that are scanned."""
-SCANS = 5
+LOOKS = 20
+"""States of each table that are read. One of them may be slow: the worst of the others counts."""
+TURNS = 3
+"""Of each, the fastest counts, in CPU time: what else the machine does matters less then."""
+WAIT = 0.01
+"""Seconds in which Iceberg's Java reader waits for each data file with deletes of version 2, and takes no such time."""
+KEY = "id = 1234"
+QUERIES = {
+    "all": f"SELECT count(*), sum(balance), {', '.join(f'max({n})' for n in reversed(TABLE_SCHEMA.names))} FROM {{}}",
+    "one column": "SELECT sum(balance) FROM {}",
+    "a key": f"SELECT * FROM {{}} WHERE {KEY}",
+}
+"""A whole scan begins with the columns of `Totals`."""
 PICTURE = Path("docs/images/budget.png")
 RESULTS = Path("benchmarks/results/budget.json")
 
@@ -43,11 +58,10 @@ RESULTS = Path("benchmarks/results/budget.json")
 @dataclass
 class Measured:
     """:param batch_seconds: whole triggers, in order.
-    :param written_bytes: by the micro-batches; `rewritten_bytes` by rewrites (read; they write a little less).
-    :param scans: micro-batches applied -> seconds of a scan of that state.
-    :param files: likewise, its data files.
+    :param written_bytes: by the micro-batches; `rewritten_bytes` by rewrites.
+    :param files: micro-batches applied -> data files of that state, and how many have deletes (Iceberg).
     :param dead: likewise, rows in them that are deleted, for each row that isn't.
-    :param compacted_scan: likewise, after a compaction of the last state.
+    :param reads: reader and query -> micro-batches applied -> time, as a multiple of a compacted table's.
     """
 
     format: str
@@ -56,19 +70,17 @@ class Measured:
     written_bytes: int = 0
     rewritten_bytes: int = 0
     rewrites: int = 0
-    scans: dict[int, float] = field(default_factory=dict)
-    files: dict[int, int] = field(default_factory=dict)
+    files: dict[int, tuple[int, int]] = field(default_factory=dict)
     dead: dict[int, float] = field(default_factory=dict)
-    compacted_scan: float = 0.0
+    reads: dict[str, dict[int, float]] = field(default_factory=dict)
 
     @property
     def mean(self) -> float:
         return statistics.fmean(self.batch_seconds)
 
-    @property
-    def worst_scan(self) -> float:
-        """As a share of the compacted table's."""
-        return max(self.scans.values()) / self.compacted_scan
+    def slow(self, read: str) -> float:
+        """That all looks but one are below."""
+        return sorted(self.reads[read].values())[-2]
 
 
 class _Streamed(RowdeltaCase):
@@ -109,10 +121,21 @@ class _Streamed(RowdeltaCase):
         measured.batch_seconds = pipeline.batch_seconds
         return snapshots
 
-    def state(self, snapshot: int) -> DataFrame:
-        """The table as it was."""
+    def snapshot(self) -> int:
+        """The newest one, or version."""
         if self.delta_folder is None:
-            return self._spark.sql(f"SELECT * FROM {self.case.table} VERSION AS OF {snapshot}")
+            rows = self._spark.sql(f"SELECT snapshot_id FROM {self.case.table}.refs WHERE name = 'main'")
+        else:
+            rows = self._spark.sql(f"DESCRIBE HISTORY delta.`{self.delta_folder}` LIMIT 1").select("version")
+        return int(rows.collect()[0][0])
+
+    def state(self, snapshot: int) -> dict[str, str]:
+        """The table as it was: what each reader's SQL calls it."""
+        if self.delta_folder is None:
+            return {
+                "Spark": f"{self.case.table} VERSION AS OF {snapshot}",
+                "DuckDB": f"iceberg_scan('{self._metadata()}', snapshot_from_id => {snapshot})",
+            }
         # A version of the past is scanned with its log replayed each time, so this is a table with a shorter log.
         earlier = self.delta_folder.with_name(f"{self.delta_folder.name}_{snapshot}")
         shutil.copytree(self.delta_folder, earlier, copy_function=os.link)
@@ -120,27 +143,29 @@ class _Streamed(RowdeltaCase):
             version = path.name.split(".")[0]
             if path.name == "_last_checkpoint" or (version.isdigit() and int(version) > snapshot):
                 path.unlink()
-        return self._spark.read.format("delta").load(str(earlier))
+        return {"Spark": f"delta.`{earlier}`", "DuckDB": f"delta_scan('{earlier}')"}
 
-    def data_files(self, state: DataFrame) -> list[str]:
-        """Paths of those that have live rows."""
+    def data_files(self, snapshot: int, state: Mapping[str, str], where: str = "true") -> dict[str, bool]:
+        """Paths of those that a scan opens, with whether rows of them are deleted (Iceberg)."""
         if self.delta_folder is None:
-            found = [row[0] for row in state.select("_file").distinct().collect()]
-        else:
-            found = state.inputFiles()
-        return [unquote(urlsplit(file).path) for file in found]
+            scan = StaticTable.from_metadata(str(self._metadata())).scan(where, snapshot_id=snapshot)
+            return {urlsplit(task.file.file_path).path: bool(task.delete_files) for task in scan.plan_files()}
+        found = self._spark.sql(f"SELECT * FROM {state['Spark']}").inputFiles()
+        return {unquote(urlsplit(file).path): False for file in found}
 
-    def compacted(self) -> DataFrame:
+    def _metadata(self) -> Path:
+        return newest_metadata(self._warehouse.joinpath(*self.case.table.split(".")[1:]))
+
+    def compact(self) -> None:
         if self.delta_folder is None:
             name = self.case.table.removeprefix(f"{CATALOG}.")
             options = "map('rewrite-all', 'true')"
             self._spark.sql(
                 f"CALL {CATALOG}.system.rewrite_data_files(table => '{name}', options => {options})"
             ).collect()
-            return self._spark.table(self.case.table)
-        self._spark.sql(f"REORG TABLE delta.`{self.delta_folder}` APPLY (PURGE)").collect()
-        self._spark.sql(f"OPTIMIZE delta.`{self.delta_folder}`").collect()
-        return self._spark.read.format("delta").load(str(self.delta_folder))
+        else:
+            self._spark.sql(f"REORG TABLE delta.`{self.delta_folder}` APPLY (PURGE)").collect()
+            self._spark.sql(f"OPTIMIZE delta.`{self.delta_folder}`").collect()
 
     def _settings(self, files_per_batch: int) -> dict[str, Any]:
         return super()._settings(files_per_batch) | {"maintenance": {"budget": self._budget}}
@@ -173,55 +198,72 @@ def run(
     for kind in formats:
         for number, budget in enumerate(budgets):
             case = _Streamed(spark, folder / f"measured_{number}", warehouse, kind, budget, every)
-            found.append(_measure(case, data))
+            found.append(_measure(spark, case, data))
     return found
 
 
-def _measure(case: _Streamed, data: Dataset) -> Measured:
+def _measure(spark: SparkSession, case: _Streamed, data: Dataset) -> Measured:
     measured = case.measured
     case.load(data)
-    snapshots = case.stream(data)
-    marks = [data.batches * mark // MARKS for mark in range(1, MARKS + 1)]
-    states = {mark: case.state(snapshots[mark - 1]) for mark in marks}
-    for mark, state in states.items():
-        paths = case.data_files(state)
-        rows = sum(pq.read_metadata(path).num_rows for path in paths)
-        measured.files[mark], measured.dead[mark] = len(paths), rows / data.totals[mark].count - 1
-    compacted = case.compacted()
-    seconds: dict[int, list[float]] = {mark: [] for mark in [*marks, 0]}
-    for _ in range(SCANS):
-        for mark, state in [*states.items(), (0, compacted)]:
-            started = perf_counter()
-            found = totals(state)
-            seconds[mark].append(perf_counter() - started)
-            assert found == data.totals[mark or data.batches], f"{measured} after {mark}: {found}"
-    measured.compacted_scan = statistics.median(seconds.pop(0))
-    measured.scans = {mark: statistics.median(taken) for mark, taken in seconds.items()}
-    scans = " ".join(
-        f"{each / measured.compacted_scan:.2f} ({measured.files[mark]}, {measured.dead[mark]:.2f})"
-        for mark, each in measured.scans.items()
-    )
-    print(
-        f"  {measured.format:6} budget {measured.budget:<5} {measured.mean:.2f} s a micro-batch, {measured.rewrites} "
-        f"rewrites of {measured.rewritten_bytes / 1e6:,.0f} MB, written {measured.written_bytes / 1e6:,.0f} MB, scans "
-        f"(data files, dead rows) {scans} of {measured.compacted_scan:.2f} s compacted",
-        flush=True,
-    )
+    snapshots = [case.snapshot(), *case.stream(data)]
+    marks = [data.batches * look // LOOKS for look in range(LOOKS + 1)]
+    states = {mark: case.state(snapshots[mark]) for mark in marks}
+    for mark in marks:
+        files = case.data_files(snapshots[mark], states[mark])
+        rows = sum(pq.read_metadata(path).num_rows for path in files)
+        measured.files[mark], measured.dead[mark] = (
+            (len(files), sum(files.values())),
+            rows / data.totals[mark].count - 1,
+        )
+    of_key = {mark: sum(case.data_files(snapshots[mark], states[mark], KEY).values()) for mark in marks}
+    case.compact()
+    compacted = data.batches + 1
+    states[compacted] = case.state(case.snapshot())
+    taken: dict[str, dict[int, float]] = {}
+    clock = cpu_clock(spark)
+    with connect_duckdb(measured.format) as connection:
+        readers: dict[str, tuple[Callable[[str], Sequence[Any]], Callable[[], float]]] = {
+            "Spark": (lambda text: spark.sql(text).collect(), lambda: clock_gettime(clock)),
+            "DuckDB": (lambda text: connection.sql(text).fetchall(), process_time),
+        }
+        for turn, (mark, state) in product(range(TURNS), states.items()):
+            for (reader, (read, cpu_seconds)), (query, text) in product(readers.items(), QUERIES.items()):
+                started = cpu_seconds()
+                found = read(text.format(state[reader]))
+                seconds = cpu_seconds() - started
+                if measured.format == "v2" and reader == "Spark" and mark in of_key:
+                    seconds += WAIT * (of_key[mark] if query == "a key" else measured.files[mark][1])
+                fastest = taken.setdefault(f"{reader}, {query}", {})
+                fastest[mark] = min(fastest.get(mark, math.inf), seconds)
+                if query == "all" and not turn:
+                    expected = data.totals[min(mark, data.batches)]
+                    assert Totals(*found[0][:3]) == expected, f"{reader}, {measured} after {mark}: {found}"
+    first, last = data.totals[0].count, data.totals[-1].count
+    for name, fastest in taken.items():
+        grown = {mark: (data.totals[mark].count - first) / ((last - first) or 1) for mark in marks[1:]}
+        measured.reads[name] = {
+            mark: fastest[mark] / (fastest[0] + share * (fastest[compacted] - fastest[0]))
+            for mark, share in grown.items()
+        }
+        print(f"    {name}: {fastest[0]:.3f} s loaded, {fastest[compacted]:.3f} s compacted", flush=True)
+    print(table([measured]), measured.files, {mark: round(dead, 2) for mark, dead in measured.dead.items()}, flush=True)
     return measured
 
 
 def table(found: Sequence[Measured]) -> str:
     """The figures as rows of Markdown. A micro-batch is compared with that of the first budget, which should be 0."""
+    reads = list(found[0].reads)
     lines = [
-        "| format | budget | mean micro-batch | beside budget 0 | rewritten | most deleted rows | scans |",
-        "|---|---:|---:|---:|---:|---:|---|",
+        f"| format | budget | micro-batch | rewritten | most deleted rows | {' | '.join(reads)} |",
+        f"|---|---:|---:|---:|---:|{len(reads) * '---|'}",
     ]
     for each in found:
         base = next(other for other in found if other.format == each.format)
-        scans = ", ".join(f"{scan / each.compacted_scan:.2f}" for scan in each.scans.values())
+        told = (f"{statistics.median(each.reads[name].values()):.2f}, {each.slow(name):.2f}" for name in reads)
         lines.append(
-            f"| {each.format} | {each.budget:g} | {each.mean:.2f} s | {each.mean / base.mean:.2f}x | "
-            f"{each.rewritten_bytes / 1e6:,.0f} MB | {max(each.dead.values()):.2f} | {scans} |"
+            f"| {each.format} | {each.budget:g} | {each.mean:.2f} s, {each.mean / base.mean:.2f}x | "
+            f"{each.rewritten_bytes / 1e6:,.0f} of {each.written_bytes / 1e6:,.0f} MB | "
+            f"{max(each.dead.values()):.2f} | {' | '.join(told)} |"
         )
     return "\n".join(lines)
 
@@ -232,7 +274,7 @@ def draw(found: Sequence[Measured], picture: Path) -> None:
         for axis, kind in zip(axes[0], formats, strict=True):
             of_kind = sorted((each for each in found if each.format == kind), key=lambda each: each.budget)
             budgets, base = [each.budget for each in of_kind], of_kind[0].mean
-            axis.plot(budgets, [each.worst_scan for each in of_kind], "o-", color=OURS, label="worst scan")
+            axis.plot(budgets, [each.slow("Spark, all") for each in of_kind], "o-", color=OURS, label="scan")
             axis.plot(budgets, [each.mean / base for each in of_kind], "o-", color=OTHERS, label="micro-batch")
             axis.set(title=kind, xlabel="budget", ylim=(0, None))
             axis.legend()

@@ -9,9 +9,10 @@ from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from time import perf_counter
-from typing import Self
+from typing import Any, Self
 
 import numpy as np
+from pyspark.sql import SparkSession
 
 _PROC = Path("/proc")
 _TICKS = os.sysconf("SC_CLK_TCK")
@@ -33,6 +34,13 @@ def _stat(pid: int) -> _Stat | None:
         return None
     fields = text[text.rindex(")") + 2 :].split()  # a program's name may have spaces and parentheses
     return _Stat(pid, int(fields[1]), sum(int(ticks) for ticks in fields[11:15]) / _TICKS)
+
+
+def cpu_clock(spark: SparkSession) -> int:
+    """For `time.clock_gettime`: the CPU time of the session's JVM."""
+    jvm: Any = spark.sparkContext._jvm
+    pid = int(jvm.java.lang.ProcessHandle.current().pid())
+    return (~pid << 3) | 2  # of a process: clock_getcpuclockid(3)
 
 
 def tree(pid: int) -> list[int]:

@@ -168,8 +168,9 @@ def _note_compacted(result: Maintained, done: tuple[Compacted, int] | None) -> N
 def _find(sink: TableSink, result: Maintained, options: RewriteOptions, only: Collection[str] | None) -> None:
     """What `_rewrite` would do."""
     parts = sink.table.upkeep().rewritables()
+    size = options.target_file_size or sink.table.spec.target_file_size
     files = [file for part in parts for file in part if only is None or file.file.path in only]
-    for group in chosen(files, options, options.target_file_size or sink.table.spec.target_file_size):
+    for group in chosen(files, options, size, sink.table.upkeep().scan_costs):
         result.rewritten_data_files += len(group.files)
         result.merged_delete_files += len(group.deletes)
         result.rewritten_bytes += group.size_in_bytes

@@ -27,7 +27,7 @@ from sink.spark.java_errors import SPARK_ERRORS
 from sink.spark.session import MAINTENANCE_POOL
 from sink.table.microbatch import TableSink
 from sink.table.observer import RewriteDone
-from sink.table.rewrite_plan import FEW_OPENED, OPEN_COST, RewriteOptions
+from sink.table.rewrite_plan import RewriteOptions
 from sink.targets.upkeep_values import CompactionFailedError, CompactionLimits
 from sink.targets.values import CommitUnknownError
 from sink.verify.resnapshot import remove_unmentioned
@@ -44,9 +44,13 @@ SECONDS = 5.0
 """Between two looks at all tables."""
 PAUSE = 60.0
 """Seconds until a table is looked at again in which nothing paid, unless its micro-batches have written much since."""
-_MUCH = FEW_OPENED * OPEN_COST
-"""Micro-batches that write so many bytes may have deleted rows of as many, so that a rewrite may pay now."""
-LEAST_GAIN = 32 * OPEN_COST
+_MUCH = 1024 * 1024
+"""When micro-batches have written so many bytes, a rewrite may pay now, in a small table."""
+_SMALL = 16 * 1024 * 1024
+"""The budget hardly limits rewrites of fewer bytes: what they take is time."""
+_OPENED = 4 * 1024 * 1024
+"""Where a scan is planned by others, opening a file counts as so many bytes (`spark.sql.files.openCostInBytes`)."""
+LEAST_GAIN = 32 * _OPENED
 """About a second of a scan. A commit, and a snapshot more, is worth it in the largest table too."""
 _STOP_SECONDS = 10.0
 _POLL_SECONDS = 0.1
@@ -257,9 +261,7 @@ class Maintenance:
             done = self._rewrite(member, known, settings)
             if done is None:
                 return
-            # The budget hardly limits small rewrites: what they take is time. So they take at most half of it, for all
-            # tables together.
-            if done.bytes < _MUCH:
+            if done.bytes < _SMALL:  # these take at most half of the time, for all tables together
                 self._finishing.wait(done.scan_seconds + done.rewrite_seconds)
 
     def _purge(self, member: Member, known: _Table, settings: MaintenanceSection) -> None:
@@ -408,7 +410,6 @@ def options_of(settings: MaintenanceSection, least_gain: int) -> RewriteOptions:
         least_gain=least_gain,
         min_input_files=chosen.min_input_files,
         delete_ratio_threshold=chosen.delete_ratio_threshold,
-        delete_file_threshold=chosen.delete_file_threshold,
         target_file_size=chosen.target_file_size_bytes,
         max_file_group_size=chosen.max_file_group_size_bytes,
         max_concurrent_groups=chosen.max_concurrent_file_group_rewrites,
@@ -429,6 +430,6 @@ def limits_of(settings: MaintenanceSection, least_gain: int, most_bytes: int | N
         target_file_size=chosen.target_file_size_bytes,
         max_file_group_size=chosen.max_file_group_size_bytes,
         max_concurrent_groups=chosen.max_concurrent_file_group_rewrites,
-        fewest_opened=max(1, least_gain // OPEN_COST),
+        fewest_opened=max(1, least_gain // _OPENED),
         most_bytes=most_bytes,
     )

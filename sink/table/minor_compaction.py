@@ -1,10 +1,10 @@
 """Chooses the small files of the last commits that minor compactions merge into larger ones (`sink.table.rewriting`).
 These cost little and keep reads fast.
 
-They work like a log-structured merge tree. When at least `EVERY` commits have written at least `_ENOUGH` files, a minor
-compaction merges these files. After `EVERY` minor compactions, the next one merges their files too, and so on. So a row
-is written again only once for each level. Large files stay as they are, even if many of their rows are deleted:
-`sink.table.rewrite_plan` chooses those.
+They work like a log-structured merge tree. When at least `EVERY` commits have written so many files that a reader
+notices it, a minor compaction merges these files. After `EVERY` minor compactions, the next one merges their files too,
+and so on. So a row is written again only once for each level. Large files stay as they are, even if many of their rows
+are deleted: `sink.table.rewrite_plan` chooses those.
 
 A minor compaction merges only files of this sink from the last commits. Each format finds them
 (`Upkeep.merge_candidates`), without a plan over the whole table. A level whose files aren't small any more is the last.
@@ -20,14 +20,16 @@ from sink.table.open_table import OpenTable
 from sink.table.rewriting import Chosen
 from sink.targets import merge_levels
 from sink.targets.notes import MERGED_FROM, MINOR
+from sink.targets.scan_costs import ScanCosts
 from sink.targets.upkeep_values import Mergeable, MergeCandidates
 
 log = logging.getLogger("rowdelta")
 
-_ENOUGH = 16
-"""A minor compaction needs at least this many files in the last commits. A read hardly notices fewer files, and so a
-table that gets one file a commit is compacted less often.
+_ENOUGH = 26 * 1024 * 1024
+"""A minor compaction needs files in the last commits whose opening costs a scan as much as to read so many bytes, or
+`_MANY`. A read hardly notices fewer files, and so a table that gets one file a commit is compacted less often.
 """
+_MANY = 16
 _PATIENCE = 4
 """If so many times as many have come since a merge began, the stream waits for it."""
 _FEWEST = 4
@@ -95,7 +97,7 @@ class SmallFiles:
     def __init__(self, opened: OpenTable) -> None:
         self._open = opened
         # so the first commit looks for the small files of earlier runs
-        self._commits, self._files = merge_levels.EVERY, _ENOUGH
+        self._commits, self._files = merge_levels.EVERY, _enough(opened.table.upkeep().scan_costs)
 
     def count(self, files: int) -> None:
         """Call this after each commit, with the number of files that the commit wrote."""
@@ -103,12 +105,12 @@ class SmallFiles:
         self._files += files
 
     def are_due(self) -> bool:
-        return _are_enough(self._commits, self._files)
+        return self._are_enough(self._commits, self._files)
 
     @property
     def are_too_many(self) -> bool:
         """Whether so many have come while others are being merged that the stream should wait for it."""
-        return _are_enough(self._commits // _PATIENCE, self._files // _PATIENCE)
+        return self._are_enough(self._commits // _PATIENCE, self._files // _PATIENCE)
 
     def start_over(self) -> None:
         """Call this when what was chosen is being merged: only later commits count."""
@@ -121,7 +123,7 @@ class SmallFiles:
         """
         opened = self._open
         try:
-            found = opened.table.upkeep().merge_candidates(opened.prefix, _are_enough)
+            found = opened.table.upkeep().merge_candidates(opened.prefix, self._are_enough)
         except TemporaryError as error:
             log.warning("%s: small files not merged, tried again later: %s", opened.name, str(error).split("\n", 1)[0])
             return None
@@ -146,6 +148,10 @@ class SmallFiles:
             on_driver=sum(group.size_in_bytes for group in groups) <= _ON_DRIVER,
         )
 
+    def _are_enough(self, commits: int, files: int) -> bool:
+        return commits >= merge_levels.EVERY and files >= _enough(self._open.table.upkeep().scan_costs)
 
-def _are_enough(commits: int, files: int) -> bool:
-    return commits >= merge_levels.EVERY and files >= _ENOUGH
+
+def _enough(costs: ScanCosts) -> int:
+    """Number of files of the last commits."""
+    return min(_MANY, _ENOUGH // (costs.file + costs.with_deletes))

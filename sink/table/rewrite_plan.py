@@ -10,22 +10,19 @@ from deltawriters.delete_files import RewriteGroup
 from sink.table.open_table import OpenTable
 from sink.table.rewriting import Chosen, paths_of
 from sink.targets.notes import REWRITE
+from sink.targets.scan_costs import ScanCosts
 from sink.targets.upkeep_values import AppliedDeletes, Rewritable
 
-OPEN_COST = 4 * 1024 * 1024
-"""Bytes that a reader could scan in the time in which it opens a file. Spark plans with the same
-(`spark.sql.files.openCostInBytes`).
-"""
 _LEAST_SHARE = 0.03
 """Share of a full scan's cost that a commit must save, in a table of any size."""
-_SETTLED = 100
-"""If none of so many commits deleted a row of a file, its deletes are the last ones for a while."""
-_DELETES_COST = 0.3
-"""A file with deletes, be they ever so few, costs a scan so much more than one without: a share of its bytes
-(docs/performance.md, "What deletes cost a reader").
+_SOON = 10
+"""A file from which nobody has deleted for so many commits stays clean with a chance of a half: the longer nobody has,
+the longer nobody will.
 """
-FEW_OPENED = 4
-"""A commit must be worth as many bytes as a reader could scan while it opens so many files, however small the table."""
+_APART = 4
+"""Where bytes are scarce, files of which one gains so many times as much for each byte as another aren't rewritten
+together. So small files are merged with others of about their size, and take no large one with them.
+"""
 _FAILED_SECONDS = 3600.0
 _MOST_POSITIONS = 8_000_000
 """Positions that a task merges at once. It holds 16 bytes of each, and as much again to sort them."""
@@ -38,8 +35,8 @@ class RewriteOptions:
     :param min_input_files: a partition needs so many small files to have them merged, and a data file so many position
         delete files (Iceberg v2) to have these merged.
     :param min_file_size: a file below this share of the target size is small.
-    :param delete_ratio_threshold: a file with this share of deleted rows is rewritten.
-    :param delete_file_threshold: likewise, with so many delete files.
+    :param delete_ratio_threshold: a file is rewritten if a scan saves this share of it, by not reading deleted rows,
+        and by not looking for any in a file from which nobody deletes any more.
     :param target_file_size: bytes of a new file. None: as the table wants them.
     :param max_file_group_size: bytes that a task rewrites.
     :param max_concurrent_groups: so many groups are rewritten at the same time, and committed together.
@@ -50,7 +47,6 @@ class RewriteOptions:
     min_input_files: int = 5
     min_file_size: float = 0.75
     delete_ratio_threshold: float = 0.1
-    delete_file_threshold: int = 8
     target_file_size: int | None = None
     max_file_group_size: int = 512 * 1024 * 1024
     max_concurrent_groups: int = 1
@@ -94,7 +90,7 @@ class DearFiles:
             files = [
                 file for file in part if file.file.path not in left_out and (only is None or file.file.path in only)
             ]
-            found = chosen(files, options, spec.target_file_size, most_bytes)
+            found = chosen(files, options, spec.target_file_size, self._open.table.upkeep().scan_costs, most_bytes)
             groups = self._together(
                 (group for group in found if not left_out & paths_of(group)), options.max_concurrent_groups, most_bytes
             )
@@ -130,9 +126,9 @@ class DearFiles:
 
 @dataclass(frozen=True)
 class _Candidate:
-    """:param gain: bytes that each scan of the table reads less, with the time to open a file as bytes.
+    """:param gain: what each scan of the table saves, in bytes that it could read in the time.
     :param cost: bytes to write.
-    :param settled: whether there are settled files among its files.
+    :param settled: whether nobody has deleted from one of its files for a while.
     """
 
     group: RewriteGroup
@@ -142,7 +138,11 @@ class _Candidate:
 
 
 def chosen(
-    files: Sequence[Rewritable], options: RewriteOptions, target_file_size: int, most_bytes: int | None = None
+    files: Sequence[Rewritable],
+    options: RewriteOptions,
+    target_file_size: int,
+    costs: ScanCosts,
+    most_bytes: int | None = None,
 ) -> Iterator[RewriteGroup]:
     """Groups of files to rewrite, each of one partition; those that pay most come first.
 
@@ -153,14 +153,14 @@ def chosen(
     partitions: dict[tuple[int, str], list[Rewritable]] = {}
     for file in files:
         partitions.setdefault((file.spec_id, file.partition), []).append(file)
-    size = options.max_file_group_size if most_bytes is None else min(most_bytes, options.max_file_group_size)
     candidates = list[_Candidate]()
     for found in partitions.values():
-        candidates += [_moving(group, target_file_size) for group in _packed(found, options, target_file_size, size)]
-        candidates += _merging_deletes(found, options)
-    least = min(options.least_gain, max(FEW_OPENED * OPEN_COST, int(_LEAST_SHARE * _scan_cost(files))))
+        packed = _packed(found, options, target_file_size, costs, most_bytes)
+        candidates += [_moving(group, target_file_size, costs) for group in packed]
+        candidates += _merging_deletes(found, options, costs)
+    least = min(options.least_gain, int(_LEAST_SHARE * sum(map(costs.of, files), costs.once)))
     # settled files hardly gain more, however long one waits
-    least_settled = min(least, int(_DELETES_COST * options.max_file_group_size / 2))
+    least_settled = min(least, int(costs.filtered * options.max_file_group_size / 2))
     candidates = [
         candidate for candidate in candidates if candidate.gain >= (least_settled if candidate.settled else least)
     ]
@@ -172,32 +172,29 @@ def chosen(
             return  # what pays less would use up what this one needs
 
 
-def _scan_cost(files: Iterable[Rewritable]) -> int:
-    """Of a scan of all files: bytes to read, and the time to open files as bytes."""
-    return sum(file.file.size_in_bytes + OPEN_COST * (1 + file.deletes) for file in files)
-
-
 def _packed(
-    files: Sequence[Rewritable], options: RewriteOptions, target_file_size: int, group_size: int
+    files: Sequence[Rewritable],
+    options: RewriteOptions,
+    target_file_size: int,
+    costs: ScanCosts,
+    most_bytes: int | None,
 ) -> Iterator[list[Rewritable]]:
-    """A partition's files that pay, in groups of about `group_size` live bytes."""
-    small = [file for file in files if _live_bytes(file) < options.min_file_size * target_file_size]
+    """A partition's files that pay, in groups: those that gain most for each byte come first, and are together."""
+    group_size = options.max_file_group_size if most_bytes is None else min(most_bytes, options.max_file_group_size)
+    small = {file.file.path for file in files if _live_bytes(file) < options.min_file_size * target_file_size}
     if len(small) < options.min_input_files:
-        small = []
-    merged = {file.file.path for file in small}
-    dear = [
-        file
-        for file in files
-        if file.file.path in merged
-        or file.deleted >= options.delete_ratio_threshold * max(1, file.rows)
-        or file.deletes >= options.delete_file_threshold
-        or _is_settled(file)
-    ]
-    # the files with the largest share of deleted rows together, so that the first groups gain most
-    dear.sort(key=lambda file: (-file.deleted / max(1, file.rows), file.file.size_in_bytes, file.file.path))
+        small = set()
+    dear = [file for file in files if file.file.path in small or _saved(file, costs) >= options.delete_ratio_threshold]
+
+    def gain(file: Rewritable) -> float:
+        live = _live_bytes(file)
+        return (costs.of(file) - _cost_then([file], live / target_file_size, costs)) / max(1, live)
+
+    dear.sort(key=lambda file: (-gain(file), file.file.path))
     group, size = list[Rewritable](), 0
     for file in dear:
-        if group and size + _live_bytes(file) > group_size:
+        is_apart = group and most_bytes is not None and gain(group[0]) > _APART * gain(file)
+        if group and (is_apart or size + _live_bytes(file) > group_size):
             yield group
             group, size = [], 0
         group.append(file)
@@ -206,21 +203,34 @@ def _packed(
         yield group
 
 
-def _is_settled(file: Rewritable) -> bool:
-    """Whether a new file in its place would be one without deletes for a while."""
-    return file.deletes > 0 and file.settled >= _SETTLED
+def _saved(file: Rewritable, costs: ScanCosts) -> float:
+    """What a scan saves by reading no deleted rows, nor looking for them, as a share of reading the file."""
+    if not file.deletes:
+        return 0.0
+    lives = 1 - file.deleted / max(1, file.rows)
+    return (1 + costs.filtered - lives * (1 + costs.filtered * _deleted_again(file))) / (1 + costs.filtered)
+
+
+def _deleted_again(file: Rewritable) -> float:
+    """The chance that somebody soon deletes a row that is live in the file."""
+    return _SOON / (_SOON + file.settled) if file.deletes else 0.0
+
+
+def _cost_then(files: Sequence[Rewritable], new_files: float, costs: ScanCosts) -> float:
+    """What a scan will pay for the files' live rows in so many new files."""
+    live = sum(map(_live_bytes, files))
+    again = sum(_live_bytes(file) * _deleted_again(file) for file in files) / max(1, live)
+    return live * (1 + costs.filtered * again) + new_files * (costs.file + costs.with_deletes * again)
 
 
 def _live_bytes(file: Rewritable) -> int:
     return file.file.size_in_bytes * (file.rows - file.deleted) // max(1, file.rows)
 
 
-def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
+def _moving(files: Sequence[Rewritable], target_file_size: int, costs: ScanCosts) -> _Candidate:
     """Moves the live rows of files of a partition."""
     live = sum(map(_live_bytes, files))
-    dead = sum(file.file.size_in_bytes for file in files) - live
-    opened = sum(1 + file.deletes for file in files) - (live // target_file_size + 1)
-    filtered = int(_DELETES_COST * sum(map(_live_bytes, filter(_is_settled, files))))
+    gain = sum(map(costs.of, files)) - _cost_then(files, live // target_file_size + 1, costs)
     applying = {deletes.file.path: deletes.file for file in files for deletes in file.applying}
     group = RewriteGroup(
         files[0].spec_id,
@@ -228,10 +238,11 @@ def _moving(files: Sequence[Rewritable], target_file_size: int) -> _Candidate:
         tuple(file.file for file in files),
         applying=tuple(applying.values()),
     )
-    return _Candidate(group, dead + filtered + OPEN_COST * opened, live, filtered > 0)
+    is_settled = any(file.deletes and file.settled >= _SOON for file in files)
+    return _Candidate(group, int(gain), live, is_settled)
 
 
-def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> Iterator[_Candidate]:
+def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions, costs: ScanCosts) -> Iterator[_Candidate]:
     """Merges position delete files of a partition (Iceberg v2), and leaves the data files as they are.
 
     A delete file may be about many data files. So each data file gets a delete file of its own only if there are not
@@ -267,7 +278,7 @@ def _merging_deletes(files: Sequence[Rewritable], options: RewriteOptions) -> It
         apart=len(live) <= len(merged),
     )
     opened = sum(len(applies_to[path]) for path in merged) - len(live)
-    yield _Candidate(group, OPEN_COST * opened, group.size_in_bytes)
+    yield _Candidate(group, costs.delete_file * opened, group.size_in_bytes)
 
 
 def _fitting(deletes: Iterable[AppliedDeletes], most: int) -> list[AppliedDeletes]:

@@ -15,6 +15,7 @@ from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, Protocol
 
+from sink.targets.scan_costs import ScanCosts
 from sink.targets.upkeep_values import (
     Compacted,
     CompactionLimits,
@@ -254,6 +255,10 @@ class Upkeep(Protocol):
     def look_at_last(self, prefix: str) -> None:
         """Read what the last commit changed, so that `merge_candidates` takes less time. Another thread may call it."""
         return
+
+    @property
+    def scan_costs(self) -> ScanCosts:
+        """What readers of the table pay for."""
 
     def rewritables(self) -> Iterator[Sequence[Rewritable]]:
         """The data files whose live rows the key index knows. Those of a very large table come in parts, in any order:

@@ -455,7 +455,6 @@ class Rewritings:
                     self._random.choice((1, 2)),
                     1.0,
                     ratio,
-                    2,
                     max_file_group_size=size,
                     max_concurrent_groups=3,
                     least_gain=1,
@@ -1030,7 +1029,7 @@ def tiny_thresholds(story: Story) -> Iterator[None]:
         patch.setattr(keyindex, "_MOST_AGES", 3 if story.seed % 5 == 0 else 48)
         if story.seed % 4 == 3:
             patch.setattr(keyindex, "_MOST_LOOKED_UP", 0)
-        patch.setattr(minor_compaction, "_ENOUGH", 1)
+        patch.setattr(minor_compaction, "_enough", lambda _: 1)
         patch.setattr(minor_compaction, "_FEWEST", 2)
         patch.setattr(minor_compaction, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)
         patch.setattr(copy_on_write, "_ON_DRIVER", 1 << 22 if story.merges == "on the driver" else -1)

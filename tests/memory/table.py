@@ -29,6 +29,7 @@ from sink.targets import merge_levels
 from sink.targets.notes import MINOR, SINK_ID
 from sink.targets.own_position import check_idle
 from sink.targets.retries import Retries
+from sink.targets.scan_costs import V3
 from sink.targets.seam import Reader, Table, Upkeep
 from sink.targets.upkeep_values import CompactionLimits, Mergeable, MergeCandidates, Rewritable, UpkeepFacts
 from sink.targets.values import (
@@ -421,6 +422,8 @@ class MemoryUpkeep(Upkeep):
                 merged = DataFile(file.indexed, file.size, rows=file.rows)
                 partitions.setdefault(file.partition, []).append(Mergeable(file.partition, merged))
         return MergeCandidates(number, len(fresh), count, 0, partitions, {})
+
+    scan_costs = V3
 
     def rewritables(self) -> Iterator[list[Rewritable]]:
         self._table.clock.step("look for files to rewrite")

@@ -664,7 +664,7 @@ def merging_soon(every: int = 2, *, enough: int = 1, fewest: int = 2, on_driver:
     """
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(merge_levels, "EVERY", every)
-        patch.setattr(minor_compaction, "_ENOUGH", enough)
+        patch.setattr(minor_compaction, "_enough", lambda _: enough)
         patch.setattr(minor_compaction, "_FEWEST", fewest)
         patch.setattr(minor_compaction.SmallFiles, "are_too_many", True)
         patch.setattr(keyindex, "_FEWEST_BUCKETS", 2)

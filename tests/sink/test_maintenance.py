@@ -38,15 +38,17 @@ from sink.spark.session import MAINTENANCE_POOL
 from sink.spark.tasks import move
 from sink.table import rewrite_plan
 from sink.table.observer import RewriteDone
-from sink.table.rewrite_plan import OPEN_COST, RewriteOptions, chosen
+from sink.table.rewrite_plan import RewriteOptions, chosen
 from sink.table.rewriting import RunningRewrite
 from sink.table.table_upkeep import TableUpkeep
 from sink.targets.catalogs import Catalogs
+from sink.targets.delta.upkeep import DeltaUpkeep
 from sink.targets.iceberg.commit import IcebergCommitter
 from sink.targets.iceberg.table import IcebergTable
 from sink.targets.iceberg.upkeep import IcebergUpkeep
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.own_state import COUNTED
+from sink.targets.scan_costs import ScanCosts
 from sink.targets.upkeep_values import AppliedDeletes, CompactionFailedError, CompactionLimits, Rewritable
 from sink.targets.values import Outcome, Rewrite, Unknown
 from tests.delta.harness import DeltaJob
@@ -61,20 +63,23 @@ def _tiny_tables_are_worth_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(maintenance, "LEAST_GAIN", 1)
 
 
+MB = 1024 * 1024
+COSTS = ScanCosts(once=150 * MB, file=MB, with_deletes=0, filtered=0.3, delete_file=MB)
 GREEDY = {"budget": 1000, "rewrite": {"min-input-files": 2}}
 AT_THE_END = 600.0
 """Seconds until the first look at tables: never before a job ends that reads what there is."""
 
 
 def rewritable(
-    path: str, size: int, *, deleted: int = 0, deletes: int = 0, partition: str = "{}", settled: int = 0
+    path: str, size: int, *, deleted: int = 0, deletes: int | None = None, partition: str = "{}", settled: int = 0
 ) -> Rewritable:
     """A file of 100 rows."""
+    deletes = int(deleted > 0) if deletes is None else deletes
     return Rewritable(0, partition, 100, deleted, deletes, DataFile(IndexedFile(path, 0, {}), size), settled=settled)
 
 
 def groups(files: list[Rewritable], most_bytes: int | None = None, **options: Any) -> list[list[str]]:
-    found = chosen(files, RewriteOptions(**options), 100 * OPEN_COST, most_bytes)
+    found = chosen(files, RewriteOptions(**options), 100 * MB, COSTS, most_bytes)
     return [[small.path for small in group.files] for group in found]
 
 
@@ -89,23 +94,22 @@ def test_nothing_is_said_of_zero_files() -> None:
 
 
 def test_what_pays_most_comes_first() -> None:
-    large = 100 * OPEN_COST
+    large = 100 * MB
     files = [
         rewritable("clean", large),
         rewritable("few dead", large, deleted=5, deletes=1),
         rewritable("many dead", large, deleted=60, deletes=1, partition="b"),
         rewritable("some dead", large, deleted=20, deletes=1),
         rewritable("nothing lives", large, deleted=100, deletes=1, partition="c"),
-        *(rewritable(f"small {n}", OPEN_COST, partition="d") for n in range(5)),
-        *(rewritable(f"lonely {n}", OPEN_COST, partition="e") for n in range(4)),
-        rewritable("many deletes", large, deletes=8, partition="f"),
+        *(rewritable(f"small {n}", MB, partition="d") for n in range(5)),
+        *(rewritable(f"lonely {n}", MB, partition="e") for n in range(4)),
+        rewritable("many delete files", large, deletes=8, partition="f"),  # these are merged
     ]
     assert groups(files) == [
         ["nothing lives"],
         ["many dead"],
         [f"small {n}" for n in range(5)],
         ["some dead"],
-        ["many deletes"],
     ]
 
 
@@ -113,30 +117,30 @@ def test_a_few_deleted_rows_are_removed_once_no_more_come() -> None:
     """A scan of a file with deletes takes longer, be they ever so few. While more come, a new file would not be clean
     for long.
     """
-    size = 80 * OPEN_COST
+    size = 80 * MB
     files = [
-        *(rewritable(f"settled {n}", size, deleted=1, deletes=1, settled=100) for n in range(3)),
-        rewritable("not yet", size, deleted=1, deletes=1, settled=99),
+        *(rewritable(f"settled {n}", size, deleted=1, settled=100 - n) for n in range(3)),
+        rewritable("not yet", size, deleted=1, settled=5),
         rewritable("clean", size),
         rewritable("many dead", size, deleted=40, deletes=1, partition="b"),
     ]
-    assert groups(files) == [["many dead"], *([f"settled {n}"] for n in range(3))]
+    assert groups(files, 80 * MB) == [["many dead"], *([f"settled {n}"] for n in range(3))]
 
 
 def test_a_full_group_of_settled_files_is_worth_a_commit_in_a_table_of_any_size() -> None:
     """It never gains as much as a group of files with many deleted rows, so it would wait for ever."""
-    options = {"least_gain": 32 * OPEN_COST, "max_file_group_size": 64 * OPEN_COST}
-    settled = [rewritable(f"settled {n}", 16 * OPEN_COST, deleted=1, deletes=1, settled=1000) for n in range(5)]
-    clean = [rewritable(f"clean {n}", 100 * OPEN_COST) for n in range(100)]
+    options = {"least_gain": 32 * MB, "max_file_group_size": 64 * MB}
+    settled = [rewritable(f"settled {n}", 16 * MB, deleted=1, deletes=1, settled=1000) for n in range(5)]
+    clean = [rewritable(f"clean {n}", 100 * MB) for n in range(100)]
     assert groups(settled + clean, **options) == [[f"settled {n}" for n in range(4)]]
 
 
 def test_the_budget_is_kept() -> None:
-    large = 100 * OPEN_COST
+    large = 100 * MB
     files = [rewritable(f"{n}", large, deleted=50 + n) for n in range(4)]
-    assert groups(files, 100 * OPEN_COST) == [["3", "2"], ["1", "0"]]
-    assert groups(files, 49 * OPEN_COST) == [["3"], ["2"], ["1"]]
-    assert groups(files, 40 * OPEN_COST) == []
+    assert groups(files, 100 * MB) == [["3", "2"], ["1", "0"]]
+    assert groups(files, 49 * MB) == [["3"], ["2"], ["1"]]
+    assert groups(files, 40 * MB) == []
 
 
 def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
@@ -144,7 +148,7 @@ def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
         return AppliedDeletes(DeleteFile(path, 1000), rows, data_files)
 
     def file(path: str, applying: list[AppliedDeletes], partition: str = "{}") -> Rewritable:
-        small = DataFile(IndexedFile(path, 0, {}), 100 * OPEN_COST)
+        small = DataFile(IndexedFile(path, 0, {}), 100 * MB)
         return Rewritable(0, partition, 100, 1, len(applying), small, applying)
 
     shared, own = [deletes(f"s{n}", 3) for n in range(2)], [deletes(f"o{n}", 1) for n in range(5)]
@@ -156,17 +160,17 @@ def test_delete_files_are_merged_where_that_pays_more_than_to_rewrite() -> None:
         file("unknown", [deletes(f"u{n}", 2) for n in range(7)], "c"),  # the other data file can't be rewritten
         file("vectors", [deletes(f"v{n}", 0) for n in range(7)], "d"),
     ]
-    wide, narrow = chosen(files, RewriteOptions(), 100 * OPEN_COST)
+    wide, narrow = chosen(files, RewriteOptions(), 100 * MB, COSTS)
     assert {small.path for small in narrow.deletes} == {"s0", "s1", "o0", "o1", "o2", "o3", "o4"}
     assert narrow.live == frozenset(["few 0", "few 1", "many"])
     assert narrow.apart
     assert (len(wide.deletes), len(wide.live or ()), wide.apart) == (6, 20, False)
-    (own_ones,) = chosen(files[1:3], RewriteOptions(), 100 * OPEN_COST)  # as if a data file with s0 had been left out
+    (own_ones,) = chosen(files[1:3], RewriteOptions(), 100 * MB, COSTS)  # as if a data file with s0 had been left out
     assert {small.path for small in own_ones.deletes} == {"o0", "o1", "o2", "o3", "o4"}
 
     large = [file("large", [deletes(f"l{n}", 1, 1_200_000) for n in range(7)], "e")]
     large += [file("larger", [deletes(f"x{n}", 1, 1_000_000) for n in range(6)], "e")]
-    (group,) = chosen(large, RewriteOptions(), 100 * OPEN_COST)
+    (group,) = chosen(large, RewriteOptions(), 100 * MB, COSTS)
     assert group.live == frozenset(["large"]), "what a task must hold is bounded"
     assert len(group.deletes) == 6
 
@@ -176,9 +180,9 @@ def test_merges_of_many_positions_come_to_an_end(data_files: int) -> None:
     """Nobody writes meanwhile, and each merge makes one file of several, or one for each data file."""
     left = [AppliedDeletes(DeleteFile(f"{n}", 1000), 900_000, data_files) for n in range(50)]
     for merge in range(20):
-        small = [DataFile(IndexedFile(f"data {n}", 0, {}), 100 * OPEN_COST) for n in range(data_files)]
+        small = [DataFile(IndexedFile(f"data {n}", 0, {}), 100 * MB) for n in range(data_files)]
         files = [Rewritable(0, "{}", 10**9, 10**6, len(left), each, left) for each in small]
-        found = list(chosen(files, RewriteOptions(delete_file_threshold=100), 100 * OPEN_COST))
+        found = list(chosen(files, RewriteOptions(), 100 * MB, COSTS))
         if not found:
             break
         (group,) = found
@@ -204,8 +208,10 @@ def test_a_file_becomes_clean_once_nobody_deletes_from_it(
     new_job: type[Job],
     properties: dict[str, str],
 ) -> None:
-    monkeypatch.setattr(rewrite_plan, "_SETTLED", 3)
-    many = RewriteOptions(min_input_files=100, delete_ratio_threshold=0.9, delete_file_threshold=100)
+    monkeypatch.setattr(rewrite_plan, "_SOON", 3)
+    for upkeep in (IcebergUpkeep, DeltaUpkeep):
+        monkeypatch.setattr(upkeep, "scan_costs", replace(COSTS, filtered=9.0))
+    many = RewriteOptions(min_input_files=100, delete_ratio_threshold=0.45)
     job = new_job(spark, tmp_path, tasks=1, properties=properties, table={"merge_small_files": False})
     job.write([("+I", {"id": key, "region": "new"}) for key in range(20)])
     job.run()
@@ -342,11 +348,11 @@ def test_a_table_that_the_sink_created_looks_after_itself() -> None:
 
 
 def test_a_rewrite_that_is_worth_it_in_a_small_table_may_not_be_in_a_large_one() -> None:
-    """The smaller the scan, the less must be gained: but as much as is read while four files are opened."""
-    least_gain, size = 32 * OPEN_COST, 80 * OPEN_COST
+    """The smaller the scan, the less must be gained: but a part of what it costs to scan anything."""
+    least_gain, size = 32 * MB, 80 * MB
     dear = [rewritable("dear", size, deleted=20)]
     assert groups(dear, least_gain=least_gain) == [["dear"]]
-    assert groups([rewritable("tiny", 25 * OPEN_COST, deleted=15)], least_gain=least_gain) == []
+    assert groups([rewritable("tiny", 25 * MB, deleted=10)], least_gain=least_gain) == []
     others = [rewritable(str(number), size) for number in range(100)]
     assert groups(dear + others, least_gain=least_gain) == []
     assert groups([rewritable("dear", size, deleted=50), *others], least_gain=least_gain) == [["dear"]]
@@ -354,14 +360,23 @@ def test_a_rewrite_that_is_worth_it_in_a_small_table_may_not_be_in_a_large_one()
 
 def test_the_budget_is_saved_for_what_pays_most() -> None:
     """Large files would never have their turn, if smaller ones that pay less used it up."""
-    files = [rewritable("large", 40 * OPEN_COST, deleted=50), rewritable("small", 6 * OPEN_COST, deleted=20)]
-    assert groups(files, 10 * OPEN_COST, least_gain=1) == []
-    assert groups(files, 20 * OPEN_COST, least_gain=1) == [["large"], ["small"]]
+    files = [rewritable("large", 40 * MB, deleted=50), rewritable("small", 6 * MB, deleted=20)]
+    assert groups(files, 10 * MB, least_gain=1) == []
+    assert groups(files, 20 * MB, least_gain=1) == [["large"], ["small"]]
+
+
+def test_small_files_take_no_large_one_with_them() -> None:
+    """Where bytes are scarce."""
+    sizes = {"large": 70 * MB, "medium": 9 * MB, **{f"small {n}": MB for n in range(6)}}
+    files = [rewritable(name, size, deleted=1) for name, size in sizes.items()]
+    assert groups(files, 200 * MB)[0] == [f"small {n}" for n in range(6)]
+    (all_files,) = groups(files)
+    assert sorted(all_files) == sorted(sizes)
 
 
 def test_nothing_waits_for_a_file_that_is_larger_than_a_group() -> None:
-    files = [rewritable("large", 40 * OPEN_COST, deleted=50), rewritable("small", 6 * OPEN_COST, deleted=20)]
-    found = groups(files, 10 * OPEN_COST, least_gain=1, max_file_group_size=15 * OPEN_COST)
+    files = [rewritable("large", 40 * MB, deleted=50), rewritable("small", 6 * MB, deleted=20)]
+    found = groups(files, 10 * MB, least_gain=1, max_file_group_size=15 * MB)
     assert found == [["small"]]
 
 

@@ -21,6 +21,7 @@ from sink.targets.delta.state import DeltaState
 from sink.targets.locations import in_one_form
 from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
+from sink.targets.scan_costs import DELTA
 from sink.targets.seam import Upkeep
 from sink.targets.upkeep_values import (
     Compacted,
@@ -63,6 +64,8 @@ class DeltaUpkeep(Upkeep):
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return candidates(self._table, prefix, is_enough)
+
+    scan_costs = DELTA
 
     def rewritables(self) -> Iterator[list[Rewritable]]:
         return rewritables(self._table)

@@ -28,6 +28,7 @@ from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.locations import in_one_form, in_pattern
 from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
+from sink.targets.scan_costs import V2, V3, ScanCosts
 from sink.targets.seam import Upkeep
 from sink.targets.upkeep_values import (
     Compacted,
@@ -96,6 +97,10 @@ class IcebergUpkeep(Upkeep):
 
     def look_at_last(self, prefix: str) -> None:
         self._small_files.look_at_last(self._table.spec, prefix)
+
+    @property
+    def scan_costs(self) -> ScanCosts:
+        return V2 if self._table.spec.format_version < 3 else V3
 
     def rewritables(self) -> Iterator[list[Rewritable]]:
         return rewritables(self._table)
