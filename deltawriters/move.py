@@ -293,8 +293,8 @@ class Mover:
         name = f"{self._task.operation}-{self._task.partition:05d}-{self._task.attempt}-{len(self._runs)}"
         files = self._files
         named = tuple(indexed(files.path(n), files.partition(n)) for n in range(len(files)))
-        entries = Entries.joined(self._entries, named)
-        self._runs.append(write_run(self._index.io, self._index.location, name, self._sequence, entries))
+        entries, index = Entries.joined(self._entries, named), self._index
+        self._runs.append(write_run(index.io, index.location, name, self._sequence, entries, index.entries))
         self._entries = []
 
 

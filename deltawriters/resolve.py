@@ -214,7 +214,8 @@ def resolve(
         old_rows = _united([*old_rows, *closed.old_rows])
     runs = list[RunInfo]()
     if len(entries.high):  # of a table with history, all changes may have been late, or partial and without a row
-        runs = [write_run(index.slice.io, index.slice.location, index.run_name, index.sequence, entries)]
+        slice_ = index.slice
+        runs = [write_run(slice_.io, slice_.location, index.run_name, index.sequence, entries, slice_.entries)]
     return IndexResult(
         runs=runs,
         merged=index.merged_runs(),

@@ -137,6 +137,11 @@ class IndexSlice:
         return () if self.current is None or self.order is None else (self.current, *self.order.columns)
 
     @property
+    def entries(self) -> int:
+        """How many entries the runs have."""
+        return sum(run.entries for run in self.runs)
+
+    @property
     def merged_entries(self) -> int:
         """How many entries `merge` reads."""
         return sum(run.entries for run in self.runs if run.name in self.merge)
@@ -281,7 +286,8 @@ class IndexSlice:
         parts = self._merged(infos, first, last, max_entries, self.horizon if self.drop_tombstones else 0)
         sequence = max((run.sequence for run in infos), default=0)
         return [
-            write_run(self.io, self.location, f"{name}-{number}", sequence, part) for number, part in enumerate(parts)
+            write_run(self.io, self.location, f"{name}-{number}", sequence, part, self.entries)
+            for number, part in enumerate(parts)
         ]
 
     def live_rows(self, first: int = 0, last: int = 2**64) -> Iterator[tuple[Hashes, Located]]:

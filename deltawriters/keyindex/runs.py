@@ -1,9 +1,9 @@
 """Runs: immutable sorted files of index entries, written once.
 
 A run is an Arrow IPC file of one record batch. The schema's metadata has, as JSON, the list of data files that the
-entries point into. A large run isn't compressed: it is mapped into memory, and its columns are numpy views into the
-file. A run of up to `_PACKED_ENTRIES` is packed to a fourth of the bytes, or two thirds if keys aren't integers, and
-unpacked into memory when it is opened:
+entries point into. A run of a large index isn't compressed: it is mapped into memory, and its columns are numpy views
+into the file. A small run, or any run of a small index, is packed to a fourth of the bytes, or two thirds if keys
+aren't integers, and unpacked into memory when it is opened:
 
 - each column has the first bytes of all its values, then the second bytes, and so on. What is left are bytes that tell
   something, and bytes that repeat, which Arrow compresses by zstd.
@@ -47,11 +47,12 @@ DELETED_BEFORE = np.uint32(0x7FFFFFFF)
 RUN_ENTRIES = 4_000_000
 """What builds or merges runs, and rewrites, hold this many entries (24 bytes each, and their order values) before they
 write a run. A task of a micro-batch writes one run of all its keys."""
-_PACKED_ENTRIES = 1_500_000
-"""Runs of up to this many entries are packed. Each process that opens one reads it whole, and verifies it. A larger run
-is verified once on each machine.
-"""
-_UNPACKED_ENTRIES = 4_000_000
+_PACKED_ENTRIES = 1 << 17
+"""Runs of up to this many entries are packed."""
+_PACKED_INDEX = 4_000_000
+"""So are larger ones, as long as the whole index has no more entries. A process unpacks them once and keeps them; what
+it can't keep it would unpack again in each micro-batch, which takes it 20 to 45 ms for a million entries."""
+_UNPACKED_ENTRIES = 6_000_000
 """A process keeps so many entries of packed runs in memory, 24 bytes each."""
 _FILES = b"files"
 _PACKED = b"packed"
@@ -67,6 +68,10 @@ _CACHE_SECONDS = 3600
 _TOUCH_SECONDS = _CACHE_SECONDS / 6
 """A process says this often that it uses a copy or a mark. A worker may have runs mapped for days, and a new one would
 read them all again."""
+_MARKED_BYTES = 16 << 20
+"""A run of at least this size is verified once on each machine. Each process verifies a smaller run itself, which takes
+less than 10 ms.
+"""
 _BOOT_ID = Path("/proc/sys/kernel/random/boot_id")
 
 
@@ -175,11 +180,14 @@ class Run:
     is_packed: bool
 
 
-def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entries) -> RunInfo:
+def write_run(
+    io: FileIO, location: str, name: str, sequence: int, entries: Entries, beside: int = _PACKED_INDEX
+) -> RunInfo:
     """Sort `entries` and write them to `{location}/{name}`.
 
     :param name: a new name; other processes may have an existing file mapped.
     :param entries: at least one entry.
+    :param beside: number of entries that the index has. By default only a small run is packed.
     :raises ValueError: there is no entry.
     """
     if not len(entries.high):
@@ -187,7 +195,9 @@ def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entr
     entries = entries.sorted()
     files = [{"path": f.path, "spec_id": f.spec_id, "partition": dict(f.partition)} for f in entries.files]
     columns: Columns = {"high": entries.high, "low": entries.low, "file": entries.file, "pos": entries.pos}
-    is_packed = len(entries.high) <= _PACKED_ENTRIES
+    first, last, count = int(entries.high[0]), int(entries.high[-1]), len(entries.high)
+    with_other_tasks = count * 2**64 // (last - first + 1)
+    is_packed = count <= _PACKED_ENTRIES or beside + with_other_tasks <= _PACKED_INDEX
     orders = {} if entries.order is None else {"order": entries.order}
     batch = pa.record_batch({**(_packed(columns) if is_packed else columns), **orders})
     batch = batch.replace_schema_metadata({_FILES: json.dumps(files)} | ({_PACKED: ""} if is_packed else {}))
@@ -195,8 +205,7 @@ def write_run(io: FileIO, location: str, name: str, sequence: int, entries: Entr
     with io.new_output(path).create(overwrite=True) as stream:
         sink = _ChecksumWriter(stream)
         _write_batch(sink, batch)
-    first, last = int(entries.high[0]), int(entries.high[-1])
-    info = RunInfo(name, sequence, batch.num_rows, first, last, sink.size, sink.crc32)
+    info = RunInfo(name, sequence, count, first, last, sink.size, sink.crc32)
     if PyArrowFileIO.parse_location(path, io.properties)[0] != "file":
         with suppress(OSError):  # without a copy here, the run is read from where it is
             _keep_copy(path, info, batch)
@@ -261,14 +270,22 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
         its own if it can't be read; those errors may be temporary.
     """
     key = (location, info)
-    opened = _opened.pop(key, None) or _open(io, location, info)
+    if key in _opened:
+        opened = _opened[key]
+        _opened.move_to_end(key)
+    else:
+        opened = _opened[key] = _open(io, location, info)
+        _close_others()
     opened.touch()
-    _opened[key] = opened
+    return opened.run
+
+
+def _close_others() -> None:
+    """Close runs that were used longest ago, but not the last one, if there are too many."""
     unpacked = sum(each.run.info.entries for each in _opened.values() if each.run.is_packed)
     while len(_opened) > _OPEN_RUNS or (unpacked > _UNPACKED_ENTRIES and len(_opened) > 1):
         _, closed = _opened.popitem(last=False)
         unpacked -= closed.run.info.entries if closed.run.is_packed else 0
-    return opened.run
 
 
 def run_files(io: FileIO, location: str, info: RunInfo) -> list[str]:
@@ -336,13 +353,13 @@ def _verified(path: str, info: RunInfo) -> Path | None:
 
 def _mark(file: os.stat_result, info: RunInfo) -> Path | None:
     """The path of a mark. A mark is an empty file; if it exists, `file` was verified and hasn't changed since then.
-    None for small runs, which have no mark.
+    None for small files, which have no mark.
 
     Spark ends workers that were idle for a minute. If each new worker read the whole index again, that would cost more
     than everything else in a micro-batch. After a power failure a file may have lost content without a trace, so a mark
     is valid only for the current boot of the machine.
     """
-    if info.entries <= _PACKED_ENTRIES or not _BOOT_ID.exists():
+    if info.size_in_bytes < _MARKED_BYTES or not _BOOT_ID.exists():
         return None
     name = f"{_BOOT_ID.read_text()} {file.st_dev} {file.st_ino} {file.st_mtime_ns} {file.st_size} {info}"
     return _local_folder() / f"{_digest(name)}-verified"

@@ -267,6 +267,22 @@ def test_a_packed_run_is_small_and_loses_nothing(tmp_path: Path, is_integer: boo
             assert info.size_in_bytes / info.entries < most_bytes
 
 
+@pytest.mark.parametrize(("last", "in_all"), [(2**64 - 1, 10), (2**63 - 1, 20)], ids=["all keys", "half of the keys"])
+def test_larger_runs_are_packed_in_a_small_index_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, in_all: int
+) -> None:
+    """Or what a process can't keep would be unpacked in each micro-batch."""
+    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 2)
+    monkeypatch.setattr(runs, "_PACKED_INDEX", 100)
+    written = entries(*[(last // 9 * number, number, 0, 0) for number in range(10)])
+    for number, (beside, packed) in enumerate({100 - in_all: True, 101 - in_all: False}.items()):
+        info = write_run(IO, str(tmp_path), f"r{number}", 1, written, beside)
+        assert open_run(IO, str(tmp_path), info).is_packed == packed
+    assert not open_run(IO, str(tmp_path), write_run(IO, str(tmp_path), "unknown", 1, written)).is_packed
+    small = write_run(IO, str(tmp_path), "small", 1, entries((1, 1, 0, 0), (2, 2, 0, 0)), 10_000)
+    assert open_run(IO, str(tmp_path), small).is_packed
+
+
 def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "_UNPACKED_ENTRIES", 5)
     monkeypatch.setattr(runs, "_opened", OrderedDict())
@@ -375,7 +391,7 @@ def test_a_remote_run_is_copied_once_and_its_copy_verified(tmp_path: Path, monke
 def test_a_copy_in_use_stays(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A worker has a run mapped for hours. When it ends, the next one finds the copy, and reads no gigabytes again."""
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 0)
+    monkeypatch.setattr(runs, "_MARKED_BYTES", 0)
     io = RemoteIO(tmp_path)
     used, unused = (write_run(io, "s3://bucket/index", name, 1, entries((1, 2, 0, 3))) for name in ("used", "unused"))
     open_run(io, "s3://bucket/index", used)
@@ -431,7 +447,7 @@ def test_a_large_run_is_verified_once_until_it_changes(tmp_path: Path, monkeypat
     checksum isn't computed anew.
     """
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "tmp"))
-    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 0)
+    monkeypatch.setattr(runs, "_MARKED_BYTES", 0)
     monkeypatch.setattr(runs, "_BOOT_ID", tmp_path / "boot_id")
     (tmp_path / "tmp").mkdir()
     runs._BOOT_ID.write_text("one")
