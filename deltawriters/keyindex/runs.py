@@ -15,6 +15,7 @@ import json
 import os
 import stat
 import tempfile
+import threading
 import time
 import zlib
 from collections import OrderedDict
@@ -47,13 +48,17 @@ DELETED_BEFORE = np.uint32(0x7FFFFFFF)
 RUN_ENTRIES = 4_000_000
 """What builds or merges runs, and rewrites, hold this many entries (24 bytes each, and their order values) before they
 write a run. A task of a micro-batch writes one run of all its keys."""
-_PACKED_ENTRIES = 1 << 17
-"""Runs of up to this many entries are packed."""
+_PACKED_ENTRIES = 400_000
+"""Runs are packed if those of all tasks have up to so many entries, by the share of hashes that a task has. A few keys
+say nothing of it, and aren't worth it.
+"""
 _PACKED_INDEX = 4_000_000
 """So are larger ones, as long as the whole index has no more entries. A process unpacks them once and keeps them; what
 it can't keep it would unpack again in each micro-batch, which takes it 20 to 45 ms for a million entries."""
 _UNPACKED_ENTRIES = 6_000_000
 """A process keeps so many entries of packed runs in memory, 24 bytes each."""
+_UNUSED_SECONDS = 60.0
+"""A run that nobody has looked into for so long makes room for another one."""
 _FILES = b"files"
 _PACKED = b"packed"
 """Key in the metadata of packed runs."""
@@ -197,7 +202,7 @@ def write_run(
     columns: Columns = {"high": entries.high, "low": entries.low, "file": entries.file, "pos": entries.pos}
     first, last, count = int(entries.high[0]), int(entries.high[-1]), len(entries.high)
     with_other_tasks = count * 2**64 // (last - first + 1)
-    is_packed = count <= _PACKED_ENTRIES or beside + with_other_tasks <= _PACKED_INDEX
+    is_packed = with_other_tasks <= max(_PACKED_ENTRIES, _PACKED_INDEX - beside)
     orders = {} if entries.order is None else {"order": entries.order}
     batch = pa.record_batch({**(_packed(columns) if is_packed else columns), **orders})
     batch = batch.replace_schema_metadata({_FILES: json.dumps(files)} | ({_PACKED: ""} if is_packed else {}))
@@ -249,17 +254,21 @@ class _Opened:
     run: Run
     used: Sequence[Path]
     touched: float = field(default_factory=time.monotonic)
+    looked_into: float = 0.0
 
     def touch(self) -> None:
-        if time.monotonic() - self.touched < _TOUCH_SECONDS:
+        self.looked_into = time.monotonic()
+        if self.looked_into - self.touched < _TOUCH_SECONDS:
             return
-        self.touched = time.monotonic()
+        self.touched = self.looked_into
         for path in self.used:
             with suppress(OSError):
                 os.utime(path, ns=(time.time_ns(), path.stat().st_mtime_ns))
 
 
 _opened: OrderedDict[tuple[str, RunInfo], _Opened] = OrderedDict()
+_lock = threading.Lock()
+"""Of `_opened`: on the driver, several threads look into runs."""
 
 
 def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
@@ -270,21 +279,26 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
         its own if it can't be read; those errors may be temporary.
     """
     key = (location, info)
-    if key in _opened:
-        opened = _opened[key]
-        _opened.move_to_end(key)
-    else:
-        opened = _opened[key] = _open(io, location, info)
-        _close_others()
+    with _lock:
+        opened = _opened.pop(key, None)
+    is_new = opened is None
+    opened = opened or _open(io, location, info)
     opened.touch()
+    with _lock:
+        _opened[key] = opened
+        if is_new:
+            _close_some()
     return opened.run
 
 
-def _close_others() -> None:
-    """Close runs that were used longest ago, but not the last one, if there are too many."""
+def _close_some() -> None:
+    """Close runs if too many are open: those that nobody uses any more. If all are in use, the last one isn't kept,
+    since who looks into all runs in turn would find none of them if the oldest had to go.
+    """
     unpacked = sum(each.run.info.entries for each in _opened.values() if each.run.is_packed)
-    while len(_opened) > _OPEN_RUNS or (unpacked > _UNPACKED_ENTRIES and len(_opened) > 1):
-        _, closed = _opened.popitem(last=False)
+    while len(_opened) > _OPEN_RUNS or unpacked > _UNPACKED_ENTRIES:
+        is_unused = next(iter(_opened.values())).looked_into < time.monotonic() - _UNUSED_SECONDS
+        _, closed = _opened.popitem(last=not is_unused)
         unpacked -= closed.run.info.entries if closed.run.is_packed else 0
 
 

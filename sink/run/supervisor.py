@@ -403,7 +403,7 @@ class Supervisor:
             while batch is not None and batch.more and not self._is_cut():
                 self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
                 member.turn.pass_on()
-                batch = sink.batch(stream, batch_id, frame) if member.works else None
+                batch = sink.batch(stream, batch_id, frame) if member.works and not self._is_cut() else None
             if batch is not None and not batch.more:
                 batches[member.id] = batch
                 shared = sink.share(batch)
@@ -467,7 +467,7 @@ class Supervisor:
             if not batch.more or self._is_cut():
                 return
             member.turn.pass_on()
-            batch = sink.batch(stream, batch_id, frame) if member.works else None
+            batch = sink.batch(stream, batch_id, frame) if member.works and not self._is_cut() else None
 
     def _note_commit(self, member: Member, batch: TableBatch, written: Written) -> None:
         if batch.share is not None:

@@ -5,9 +5,11 @@ and merges.
 import os
 import pickle
 import random
+import sys
 import tempfile
 import time
 from collections import OrderedDict
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 from datetime import UTC, date, datetime
 from datetime import time as time_of_day
@@ -272,26 +274,53 @@ def test_larger_runs_are_packed_in_a_small_index_only(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, last: int, in_all: int
 ) -> None:
     """Or what a process can't keep would be unpacked in each micro-batch."""
-    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 2)
+    monkeypatch.setattr(runs, "_PACKED_ENTRIES", 4)
     monkeypatch.setattr(runs, "_PACKED_INDEX", 100)
     written = entries(*[(last // 9 * number, number, 0, 0) for number in range(10)])
     for number, (beside, packed) in enumerate({100 - in_all: True, 101 - in_all: False}.items()):
         info = write_run(IO, str(tmp_path), f"r{number}", 1, written, beside)
         assert open_run(IO, str(tmp_path), info).is_packed == packed
     assert not open_run(IO, str(tmp_path), write_run(IO, str(tmp_path), "unknown", 1, written)).is_packed
-    small = write_run(IO, str(tmp_path), "small", 1, entries((1, 1, 0, 0), (2, 2, 0, 0)), 10_000)
+    small = write_run(IO, str(tmp_path), "small", 1, entries((1, 1, 0, 0), (2**63 + 1, 2, 0, 0)), 10_000)
     assert open_run(IO, str(tmp_path), small).is_packed
 
 
 def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who looks into more runs than that, in turn, finds those that are kept."""
     monkeypatch.setattr(runs, "_UNPACKED_ENTRIES", 5)
     monkeypatch.setattr(runs, "_opened", OrderedDict())
-    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries(*[(n, i, 0, 0) for i in range(2)])) for n in range(4)]
-    for info in infos:
+    infos = [
+        write_run(IO, str(tmp_path), f"r{n}", 1, entries(*[(i * 2**63, n, 0, 0) for i in range(2)])) for n in range(4)
+    ]
+    for info in infos * 2:
+        assert open_run(IO, str(tmp_path), info).is_packed
+    assert [opened.run.info for opened in runs._opened.values()] == infos[:2]
+    monkeypatch.setattr(runs, "_UNUSED_SECONDS", -1.0)
+    for info in infos[2:]:
         open_run(IO, str(tmp_path), info)
-    assert [opened.run.info for opened in runs._opened.values()] == infos[2:]
-    large = write_run(IO, str(tmp_path), "large", 1, entries(*[(1, i, 0, 0) for i in range(6)]))
+    assert [opened.run.info for opened in runs._opened.values()] == infos[2:], "the others are used no more"
+    large = write_run(IO, str(tmp_path), "large", 1, entries(*[(i * 2**61, i, 0, 0) for i in range(7)]))
     assert open_run(IO, str(tmp_path), large).info == large, "it is larger than all that may be held"
+    assert not runs._opened
+
+
+def test_threads_may_open_runs_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_UNPACKED_ENTRIES", 20)
+    monkeypatch.setattr(runs, "_UNUSED_SECONDS", -1.0)
+    monkeypatch.setattr(runs, "_opened", OrderedDict())
+    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0), (2**63, n, 0, 0))) for n in range(30)]
+
+    def look(seed: int) -> None:
+        for number in np.random.default_rng(seed).integers(0, len(infos), 500).tolist():
+            assert open_run(IO, str(tmp_path), infos[number]).low.tolist() == [number, number]
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    try:
+        with ThreadPoolExecutor(8) as threads:
+            assert list(threads.map(look, range(8))) == [None] * 8
+    finally:
+        sys.setswitchinterval(before)
 
 
 def test_an_empty_run_is_refused(tmp_path: Path) -> None:

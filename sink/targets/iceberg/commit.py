@@ -36,8 +36,8 @@ log = logging.getLogger("rowdelta")
 
 _LOOKS = 5
 """The sink looks at the table this many times to find out whether a commit happened."""
-_NEAR = ("", "file", "hdfs")
-"""Schemes of locations whose files are read and written within some milliseconds."""
+_NEAR = ("", "file")
+"""Schemes of locations whose files are read and written within milliseconds, also one after the other."""
 _CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
 
 
@@ -260,7 +260,7 @@ class IcebergCommitter:
         :return: its snapshot.
         """
         # After Iceberg's pool has read and written manifests, the commit notices it up to 10 ms later, several times
-        # (`Tasks.waitFor`). Without an object store this is longer than the work.
+        # (`Tasks.waitFor`). On a disk this is longer than the work.
         if urlsplit(self._table.spec.location).scheme in _NEAR:
             change = change.scanManifestsWith(self._same_thread)
         change.commit()
