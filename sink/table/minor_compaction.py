@@ -113,7 +113,7 @@ class SmallFiles:
         return self._are_enough(self._commits // _PATIENCE, self._files // _PATIENCE)
 
     def start_over(self) -> None:
-        """Count later commits only, since the files of earlier ones are being merged, or aren't small."""
+        """Call this when what was chosen is being merged: only later commits count."""
         self._commits = self._files = 0
 
     def choose(self, but: Collection[str]) -> Chosen | None:
@@ -136,8 +136,7 @@ class SmallFiles:
             size = small = max(size, _SORTED_TOGETHER)
         by_partition = [chosen for files in staying if (chosen := _chosen(files, small))]
         if not by_partition:
-            self.start_over()  # a look costs time, and no single commit makes the files worth it
-            return None
+            return None  # the next commit makes it look again
         groups = tuple(group for chosen in by_partition for group in _groups(chosen, found, size))
         handles = [file.handle for chosen in by_partition for file in chosen]
         return Chosen(
