@@ -400,11 +400,10 @@ class Supervisor:
         def begin(member: Member) -> None:
             sink = _sink(member)
             batch = sink.batch(stream, batch_id, frame)
-            while batch is not None and batch.more and not self._is_cut():
+            while batch is not None and batch.more:
                 self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
-                member.turn.pass_on()
-                batch = sink.batch(stream, batch_id, frame) if member.works and not self._is_cut() else None
-            if batch is not None and not batch.more:
+                batch = self._next_part(stream, batch_id, frame, member)
+            if batch is not None:
                 batches[member.id] = batch
                 shared = sink.share(batch)
                 if shared is not None:
@@ -464,10 +463,13 @@ class Supervisor:
         while batch is not None:
             self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
             sink.upkeep.tend()
-            if not batch.more or self._is_cut():
-                return
+            batch = self._next_part(stream, batch_id, frame, member) if batch.more else None
+
+    def _next_part(self, stream: Stream, batch_id: int, frame: "DataFrame", member: Member) -> TableBatch | None:
+        """Of a micro-batch that is applied in parts. Others may change the table before."""
+        if not self._is_cut():
             member.turn.pass_on()
-            batch = sink.batch(stream, batch_id, frame) if member.works and not self._is_cut() else None
+        return _sink(member).batch(stream, batch_id, frame) if member.works and not self._is_cut() else None
 
     def _note_commit(self, member: Member, batch: TableBatch, written: Written) -> None:
         if batch.share is not None:

@@ -193,7 +193,8 @@ def _packed(
     dear.sort(key=lambda file: (-gain(file), file.file.path))
     group, size = list[Rewritable](), 0
     for file in dear:
-        is_apart = group and most_bytes is not None and gain(group[0]) > _APART * gain(file)
+        is_small = _live_bytes(file) < costs.file  # another commit for it would cost more
+        is_apart = group and most_bytes is not None and not is_small and gain(group[0]) > _APART * gain(file)
         if group and (is_apart or size + _live_bytes(file) > group_size):
             yield group
             group, size = [], 0

@@ -61,9 +61,9 @@ def test_the_table_never_gets_a_delete_file(
     assert job.rows() == by_pyiceberg(job) == changes.expected()
     assert job.check_index() is not None
     assert job.unreferenced_files() == []
-    own = [snapshot["summary"] for snapshot in job.snapshots()]
-    assert [summary["total-delete-files"] for summary in own] == ["0"] * 5
-    assert [snapshot["operation"] for snapshot in job.snapshots()] == ["append"] + ["overwrite"] * 4
+    assert {snapshot["summary"]["total-delete-files"] for snapshot in job.snapshots()} == {"0"}
+    operations = [snapshot["operation"] for snapshot in job.snapshots() if snapshot["operation"] != "replace"]
+    assert operations == ["append"] + ["overwrite"] * 4
     changes = Changes(job)
     job.write([("-D", row) for row in job.rows()])
     job.run()

@@ -281,7 +281,8 @@ def test_the_order_of_files_when_their_bytes_end_a_micro_batch(spark: SparkSessi
         os.utime(put.rename(put.with_name(f"{name}.json")), (CREATED_LONG_AGO, CREATED_LONG_AGO + times[name]))
     job.sections = {"source": {"options": {"path_format": "json", "maxBytesPerTrigger": str(2 * size + 1)}}}
     job.run()
-    shown = [job.rows(f"{job.target}.snapshot_id_{each['snapshot_id']}") for each in job.snapshots()]
+    own = [each["snapshot_id"] for each in job.snapshots() if each["operation"] != "replace"]
+    shown = [job.rows(f"{job.target}.snapshot_id_{each}") for each in own]
     assert [row["region"] for rows in shown for row in rows] == ["9", "2", "4", "0"]
 
 

@@ -294,9 +294,9 @@ def test_pyspark_says_nothing_of_the_jvm_that_was_ended() -> None:
     """Its server for accumulators would print the stack of the lost connection."""
     code = """
 import socket, threading
-from pyspark.accumulators import _UpdateRequestHandler, AccumulatorServer
+from pyspark.accumulators import AccumulatorTCPServer, UpdateRequestHandler
 from sink.spark.interrupts import jvms
-server = AccumulatorServer(("127.0.0.1", 0), _UpdateRequestHandler, None)
+server = AccumulatorTCPServer(("127.0.0.1", 0), UpdateRequestHandler, "token")
 jvms.terminate()
 with socket.create_connection(server.server_address) as client:
     client.sendall(b"x")
