@@ -208,8 +208,9 @@ def _saved(file: Rewritable, costs: ScanCosts) -> float:
     """What a scan saves by reading no deleted rows, nor looking for them, as a share of reading the file."""
     if not file.deletes:
         return 0.0
-    lives = 1 - file.deleted / max(1, file.rows)
-    return (1 + costs.filtered - lives * (1 + costs.filtered * _deleted_again(file))) / (1 + costs.filtered)
+    size, again = max(1, file.file.size_in_bytes), _deleted_again(file)
+    now = (1 + costs.filtered) * size + costs.delete_file * file.deletes
+    return 1 - (_live_bytes(file) * (1 + costs.filtered * again) + costs.delete_file * again) / now
 
 
 def _deleted_again(file: Rewritable) -> float:
