@@ -7,6 +7,7 @@ source's. A micro-batch lasts from its beginning to the next one's (`benchmarks.
 """
 
 import argparse
+import math
 import os
 import statistics
 import tempfile
@@ -81,7 +82,7 @@ def measure(format_: str, keys: Keys, dataset: Dataset, events: int, folder: Pat
     assert totals(found) == dataset.totals[-1]
     seconds.sort()
     median = statistics.median(seconds)
-    late = seconds[min(len(seconds) - 1, round(0.99 * len(seconds)))]
+    late = seconds[math.ceil(0.99 * len(seconds)) - 1]
     rows = 1.7 * events * len(seconds)  # of the changelog: an update has two
     print(
         f"| {format_} | {keys}, {events:,} events | {median:.2f}, {statistics.fmean(seconds):.2f}, {late:.2f} | "
