@@ -130,12 +130,12 @@ class Pipeline:
                 raise self._failure(broken)
             self._remove_applied()
         except RowdeltaError:
-            self._stopping = True
+            self._stopping = self._supervisor.stopping = True
             maintenance.stop()
             with self._between_batches(self._all_runs()):
                 raise  # the lock has waited for other queries' micro-batches in progress
         finally:
-            self._stopping = True
+            self._stopping = self._supervisor.stopping = True
             maintenance.stop()
             if self._engine is not None:
                 self._engine.stop()

@@ -31,7 +31,7 @@ _ENOUGH = 26 * 1024 * 1024
 """
 _MANY = 16
 _PATIENCE = 4
-"""If so many times as many have come since a merge began, the stream waits for it."""
+"""If so many times `EVERY` commits and `_MANY` files have come since a merge began, the stream waits for it."""
 _FEWEST = 4
 """With fewer files in a partition, merging doesn't pay."""
 _OTHER_LEVEL = 8
@@ -110,7 +110,7 @@ class SmallFiles:
     @property
     def are_too_many(self) -> bool:
         """Whether so many have come while others are being merged that the stream should wait for it."""
-        return self._are_enough(self._commits // _PATIENCE, self._files // _PATIENCE)
+        return self._commits >= _PATIENCE * merge_levels.EVERY and self._files >= _PATIENCE * _MANY
 
     def start_over(self) -> None:
         """Call this when what was chosen is being merged: only later commits count."""

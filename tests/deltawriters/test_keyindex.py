@@ -287,7 +287,7 @@ def test_larger_runs_are_packed_in_a_small_index_only(
 
 def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks into more runs than that, in turn, finds those that are kept."""
-    monkeypatch.setattr(runs, "_UNPACKED_ENTRIES", 5)
+    monkeypatch.setattr(runs, "_UNPACKED_BYTES", 5 * 24)
     monkeypatch.setattr(runs, "_opened", OrderedDict())
     infos = [
         write_run(IO, str(tmp_path), f"r{n}", 1, entries(*[(i * 2**63, n, 0, 0) for i in range(2)])) for n in range(4)
@@ -304,8 +304,17 @@ def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch:
     assert not runs._opened
 
 
+def test_order_values_of_packed_runs_take_memory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_UNPACKED_BYTES", 1000)
+    monkeypatch.setattr(runs, "_opened", OrderedDict())
+    for number in range(3):
+        written = replace(entries((0, 1, 0, 0), (2**63, 2, 0, 0)), order=pa.array([b"x" * 200] * 2))
+        open_run(IO, str(tmp_path), write_run(IO, str(tmp_path), f"r{number}", 1, written))
+    assert len(runs._opened) == 2
+
+
 def test_threads_may_open_runs_at_the_same_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(runs, "_UNPACKED_ENTRIES", 20)
+    monkeypatch.setattr(runs, "_UNPACKED_BYTES", 20 * 24)
     monkeypatch.setattr(runs, "_UNUSED_SECONDS", -1.0)
     monkeypatch.setattr(runs, "_opened", OrderedDict())
     infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0), (2**63, n, 0, 0))) for n in range(30)]

@@ -14,7 +14,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.errors import ConfigError, TableError
+from sink.errors import ConfigError, FencedError, TableError
 from sink.run import supervisor
 from sink.run.pipeline import Pipeline
 from sink.table import plan as tables
@@ -214,6 +214,28 @@ def test_what_stops_the_job_lets_other_directories_finish(job: Directories) -> N
             job.pipeline(on_table_error="stop").run()
     assert job.ids("a") == []
     assert job.ids("b") == [1]
+
+
+def test_what_ends_the_job_leaves_the_parts_of_other_directories_for_the_next_run(job: Directories) -> None:
+    """A backlog is one micro-batch in parts, and nobody waits for all of it."""
+    job.write("a", 1)
+    for number in range(1, 7):
+        job.write("b", number)
+    pipeline, committing = job.pipeline(), threading.Event()
+
+    def fail(name: str, number: int) -> None:
+        if name == "a":
+            assert committing.wait(60)
+            raise FencedError("another run has the table")
+        if number == 1:
+            committing.set()
+            assert wait_until(lambda: pipeline._stopping, 60)
+
+    with around_commits(fail), pytest.raises(FencedError, match="another run has the table"):
+        pipeline.run()
+    assert job.ids("b") == [1]
+    job.pipeline().run()
+    assert job.ids("b") == [1, 2, 3, 4, 5, 6]
 
 
 @pytest.mark.parametrize("on_table_error", ["continue", "stop"])
