@@ -17,8 +17,8 @@ from tests.stack.process import java_command
 
 pytestmark = [pytest.mark.spark, pytest.mark.usefixtures("fast_start")]
 
-SIZES = {"state of sink": 8, "local": 8, "index": 8, "warehouse": 32}
-"""Megabytes of the disks."""
+SIZES = {"state of sink": 8, "local": 128, "index": 8, "warehouse": 32}
+"""Megabytes of the disks. Spark may copy its jars to `local`."""
 
 
 class Disk:

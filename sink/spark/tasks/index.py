@@ -2,7 +2,6 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
-from functools import partial
 from typing import Any
 
 import numpy as np
@@ -15,7 +14,7 @@ from deltawriters.keyindex import RUN_ENTRIES, Entries, IndexedFile, IndexSlice,
 from deltawriters.resolve import low_hashes
 from sink.routing import KeyHash
 from sink.spark.exchange import Step, packed
-from sink.spark.tasks.worker import forget_archives, give_way, results, this_task
+from sink.spark.tasks.worker import forget_archives, results, this_task
 
 INDEX_FILE = "_rowdelta_file"
 INDEX_POS = "_rowdelta_pos"
@@ -117,5 +116,5 @@ def merge_runs(index: IndexSlice, name: str, ranges: Iterable[tuple[int, int]]) 
     """
     for first, last in ranges:
         task = this_task()
-        part = partial(index.write_merged, f"{name}-{task.partition}-{task.attempt}", first, last)
-        yield from (run.to_json() for run in give_way(part))
+        for run in index.write_merged(f"{name}-{task.partition}-{task.attempt}", first, last):
+            yield run.to_json()

@@ -1,12 +1,9 @@
 """What all programs of tasks need."""
 
 import json
-import os
 import sys
-import threading
-from collections.abc import Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Sequence
+from typing import Any
 from zipimport import zipimporter
 
 import pyarrow as pa
@@ -14,11 +11,7 @@ from pyspark import TaskContext
 
 from deltawriters import TaskId
 
-T = TypeVar("T")
-
 RESULT_SCHEMA = "result string"
-_NICE = 10
-"""A tenth of the time of a core that micro-batches want too, all of one that they leave."""
 
 
 def this_task(operation: str = "") -> TaskId:
@@ -31,22 +24,6 @@ def this_task(operation: str = "") -> TaskId:
 def results(found: Sequence[Any]) -> pa.RecordBatch:
     """Results as a batch of `RESULT_SCHEMA`, which may be empty."""
     return pa.RecordBatch.from_arrays([pa.array([json.dumps(result) for result in found], pa.string())], ["result"])
-
-
-def give_way(work: Callable[[], T]) -> T:
-    """Do some work while the tasks of micro-batches come first.
-
-    In Linux a thread may lower its own priority, but never raise it again. So a thread of its own does the work: the
-    process will run other tasks. Elsewhere the work has the priority of all.
-    """
-    with ThreadPoolExecutor(1, initializer=_lower_priority) as pool:
-        return pool.submit(work).result()
-
-
-def _lower_priority() -> None:
-    if sys.platform == "linux":
-        thread = threading.get_native_id()
-        os.setpriority(os.PRIO_PROCESS, thread, os.getpriority(os.PRIO_PROCESS, thread) + _NICE)
 
 
 def forget_archives() -> None:
