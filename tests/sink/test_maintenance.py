@@ -637,7 +637,7 @@ def test_a_job_that_ends_does_what_is_due(
     changes = Changes(job)
     changes.write(3)
     job.run()
-    job.table["maintenance"] = GREEDY
+    job.table = {"merge_small_files": False, "maintenance": GREEDY}
     changes.write(1)
     with looking_often(AT_THE_END):
         job.run()
@@ -660,7 +660,7 @@ def test_a_rewrite_of_unknown_outcome_fails_no_run(
     changes = Changes(job)
     changes.write(3)
     job.run()
-    job.table["maintenance"] = GREEDY
+    job.table = {"merge_small_files": False, "maintenance": GREEDY}
     changes.write(1)
     with monkeypatch.context() as patch:
         patch.setattr(IcebergCommitter, "rewrite", lose_answer)
