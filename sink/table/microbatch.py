@@ -89,6 +89,8 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
+_METADATA = 256 * 1024
+"""Bytes that a commit writes beside its files, about: manifests, the table's metadata, the key index."""
 _MOST_SCHEMAS = 10
 """One micro-batch may change the schema up to this many times. Only columns that the table already has show whether
 values fit, so one change may lead to another.
@@ -736,7 +738,8 @@ class TableSink:
         if self.plan.changelog.finds_snapshots:
             found = resnapshot_after(before.resnapshot, written.stated)
             state = replace(state, resnapshot=found)
-        return replace(state, written=before.written + written.bytes) if self._open.maintenance.budget else state
+        spent = before.written + written.bytes + _METADATA
+        return replace(state, written=spent) if self._open.maintenance.budget else state
 
     def _empties(self, written: Written) -> bool:
         """Whether the commit removes all rows that the table has. With history, they were closed."""

@@ -1349,6 +1349,7 @@ def test_a_table_knows_what_was_done_for_it(spark: SparkSession, tmp_path: Path)
         job.run()
         credits.append(only_sink(job).upkeep.credit(1))
     assert 0 < credits[1] < credits[2]
+    assert credits[2] > 2 * 256 * 1024, "metadata count too"
     assert only_sink(job).upkeep.credit(2) == 2 * credits[2]
     job.table = {"merge_small_files": False, "maintenance": GREEDY}
     with looking_often(AT_THE_END):
