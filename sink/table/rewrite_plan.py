@@ -205,12 +205,17 @@ def _packed(
 
 
 def _saved(file: Rewritable, costs: ScanCosts) -> float:
-    """What a scan saves by reading no deleted rows, nor looking for them, as a share of reading the file."""
+    """What a scan saves by reading no deleted rows, nor looking for them, as a share of reading the file; or by opening
+    no delete files, if that is more.
+    """
     if not file.deletes:
         return 0.0
-    size, again = max(1, file.file.size_in_bytes), _deleted_again(file)
-    now = (1 + costs.filtered) * size + costs.delete_file * file.deletes
-    return 1 - (_live_bytes(file) * (1 + costs.filtered * again) + costs.delete_file * again) / now
+    lives, again = 1 - file.deleted / max(1, file.rows), _deleted_again(file)
+    opening = costs.delete_file * file.deletes
+    return max(
+        1 - lives * (1 + costs.filtered * again) / (1 + costs.filtered),
+        (opening - costs.delete_file * again) / ((1 + costs.filtered) * file.file.size_in_bytes + opening or 1),
+    )
 
 
 def _deleted_again(file: Rewritable) -> float:
