@@ -205,17 +205,11 @@ def _packed(
 
 
 def _saved(file: Rewritable, costs: ScanCosts) -> float:
-    """What a scan saves by reading no deleted rows, nor looking for them, as a share of reading the file; or by opening
-    no delete files, if that is more.
-    """
+    """What a scan saves by reading no deleted rows, nor looking for them, as a share of reading the file."""
     if not file.deletes:
         return 0.0
-    lives, again = 1 - file.deleted / max(1, file.rows), _deleted_again(file)
-    opening = costs.delete_file * file.deletes
-    return max(
-        1 - lives * (1 + costs.filtered * again) / (1 + costs.filtered),
-        (opening - costs.delete_file * again) / ((1 + costs.filtered) * file.file.size_in_bytes + opening or 1),
-    )
+    lives = 1 - file.deleted / max(1, file.rows)
+    return (1 + costs.filtered - lives * (1 + costs.filtered * _deleted_again(file))) / (1 + costs.filtered)
 
 
 def _deleted_again(file: Rewritable) -> float:

@@ -127,12 +127,6 @@ def test_a_few_deleted_rows_are_removed_once_no_more_come() -> None:
     assert groups(files, 80 * MB) == [["many dead"], *([f"settled {n}"] for n in range(3))]
 
 
-def test_a_file_whose_many_delete_files_can_not_be_merged_is_rewritten() -> None:
-    """Such as those that are about other data files too, which are left out here."""
-    files = [rewritable(f"{deletes}", 100 * MB, deleted=1, deletes=deletes) for deletes in (1, 40)]
-    assert groups(files) == [["40"]]
-
-
 def test_a_full_group_of_settled_files_is_worth_a_commit_in_a_table_of_any_size() -> None:
     """It never gains as much as a group of files with many deleted rows, so it would wait for ever."""
     options = {"least_gain": 32 * MB, "max_file_group_size": 64 * MB}
@@ -216,7 +210,7 @@ def test_a_file_becomes_clean_once_nobody_deletes_from_it(
 ) -> None:
     monkeypatch.setattr(rewrite_plan, "_SOON", 3)
     for upkeep in (IcebergUpkeep, DeltaUpkeep):
-        monkeypatch.setattr(upkeep, "scan_costs", replace(COSTS, filtered=9.0, delete_file=0))
+        monkeypatch.setattr(upkeep, "scan_costs", replace(COSTS, filtered=9.0))
     many = RewriteOptions(min_input_files=100, delete_ratio_threshold=0.45)
     job = new_job(spark, tmp_path, tasks=1, properties=properties, table={"merge_small_files": False})
     job.write([("+I", {"id": key, "region": "new"}) for key in range(20)])
