@@ -158,7 +158,7 @@ class FolderGrowth(Sampled):
     @property
     def files(self) -> dict[Path, int]:
         """The files that came, or have grown, and by how much."""
-        grown = {path: size - self._before.get(path, 0) for path, size in self._known.items()}
+        grown = {path: size - self._before.get(path, 0) for path, size in self._known.copy().items()}
         return {path: size for path, size in grown.items() if size}
 
 

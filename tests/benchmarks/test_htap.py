@@ -1,6 +1,9 @@
 """Tables that are changed and read at the same time: the model of the source, and the page."""
 
+import itertools
 import json
+import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +12,7 @@ import numpy as np
 from benchmarks.htap import report
 from benchmarks.htap.orders import DISTRICTS, Orders
 from benchmarks.htap.run import Plan
+from benchmarks.processes import FolderGrowth
 
 
 def test_the_model_is_what_the_changes_lead_to() -> None:
@@ -65,3 +69,26 @@ def test_the_page_compares_the_second_sixth_with_the_last_one(tmp_path: Path) ->
     assert "**delta: 3 rows, not 4**" in text
     assert "- v3: 1.25, 1.25" in text
     assert (tmp_path / "images" / "htap.png").stat().st_size > 1000
+
+
+def test_a_folder_is_asked_while_files_come(tmp_path: Path) -> None:
+    growth, ended = FolderGrowth(tmp_path), threading.Event()
+
+    def come() -> None:
+        for number in itertools.count():
+            if ended.is_set():
+                return
+            growth._known[tmp_path / str(number)] = 1
+            growth._known.pop(tmp_path / str(number - 100), None)
+
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-5)
+    thread = threading.Thread(target=come)
+    thread.start()
+    try:
+        for _ in range(200):
+            assert set(growth.files.values()) <= {1}
+    finally:
+        ended.set()
+        thread.join()
+        sys.setswitchinterval(before)
