@@ -37,7 +37,7 @@ def write(results: Path, page: Path) -> None:
         read_every=plan["read_every"],
         stock=f"{plan['stock']:,}",
         rows=f"{end['rows']:,}",
-        compare_minutes=f"{plan['compare_every'] / 60:,.0f}",
+        compare_every=plan["compare_every"],
         most=MOST_GROWTH,
         commit=plan["commit"],
         began=plan["began"],
@@ -55,7 +55,7 @@ def _figures(plan: Sample) -> Iterator[tuple[str, str, Figure]]:
             yield f"{name}: age of a change, p{percent}", "s", _age(name, percent)
         for query in ("spark scan", "spark point", "duckdb scan", "duckdb point"):
             yield f"{name}: {query}", "s", _seconds(f"{query} {name}")
-        yield f"{name}: live files", "", _live(name)
+        yield f"{name}: data files", "", _data_files(name)
         yield f"{name}: bytes written for a change", "B", _bytes(plan, name)
     yield "index: bytes written for a change", "B", _bytes(plan, "index")
     for group in ("driver", "jvm", "workers"):
@@ -74,11 +74,8 @@ def _seconds(query: str) -> Figure:
     return lambda samples: statistics.median(sample["seconds"][query] for sample in samples)
 
 
-def _live(name: str) -> Figure:
-    def files(sample: Sample) -> float:
-        return sum(float(value) for key, value in sample["live"][name].items() if key.startswith("live_"))
-
-    return lambda samples: statistics.median(map(files, samples))
+def _data_files(name: str) -> Figure:
+    return lambda samples: statistics.median(sample["live"][name]["live_data_files"] for sample in samples)
 
 
 def _bytes(plan: Sample, name: str) -> Figure:
@@ -102,8 +99,8 @@ def _table(plan: Sample, samples: Sequence[Sample]) -> Iterator[str]:
         second, last = map(value, parts)
         ratio = last / second if second else 1.0
         shown = [f"{found:,.2f}" if unit == "s" else f"{found:,.0f}" for found in (second, last)]
-        verdict = "yes" if ratio <= MOST_GROWTH else "no"
-        yield f"| {name} | {shown[0]} {unit} | {shown[1]} {unit} | {ratio:.2f} | {verdict} |"
+        cells = " | ".join(f"{each} {unit}".strip() for each in shown)
+        yield f"| {name} | {cells} | {ratio:.2f} | {'yes' if ratio <= MOST_GROWTH else 'no'} |"
 
 
 def _compacted(plan: Sample, samples: Sequence[Sample]) -> Iterator[str]:
@@ -118,7 +115,7 @@ def _plot(plan: Sample, samples: Sequence[Sample], path: Path) -> None:
         "age of a change, p99, s": {name: _age(name, 99) for name in plan["formats"]},
         "scan by Spark, s": {name: _seconds(f"spark scan {name}") for name in plan["formats"]},
         "scan by DuckDB, s": {name: _seconds(f"duckdb scan {name}") for name in plan["formats"]},
-        "live files": {name: _live(name) for name in plan["formats"]},
+        "data files": {name: _data_files(name) for name in plan["formats"]},
         "bytes written for a change": {name: _bytes(plan, name) for name in (*plan["formats"], "index")},
         "memory, MB": {group: _memory(group) for group in ("driver", "jvm", "workers")},
     }

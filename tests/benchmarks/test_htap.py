@@ -64,7 +64,7 @@ def test_the_page_compares_the_second_sixth_with_the_last_one(tmp_path: Path) ->
     text = page.read_text()
     assert "| v3: spark scan | 3.50 s | 11.50 s | 3.29 | no |" in text
     assert "| v3: bytes written for a change | 100 B | 100 B | 1.00 | yes |" in text
-    assert "| v3: live files | 8  | 8  | 1.00 | yes |" in text
+    assert "| v3: data files | 8 | 8 | 1.00 | yes |" in text
     assert "| delta: age of a change, p99 | nan s | nan s | nan | no |" in text
     assert "**delta: 3 rows, not 4**" in text
     assert "- v3: 1.25, 1.25" in text
