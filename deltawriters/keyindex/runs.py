@@ -255,9 +255,10 @@ def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 @dataclass
 class _Opened:
-    """A mapped run, the copy or mark in the cache folder that it needs, and when that was touched."""
+    """A mapped run, its file, the copy or mark in the cache folder that it needs, and when that was touched."""
 
     run: Run
+    path: Path
     used: Sequence[Path]
     touched: float = field(default_factory=time.monotonic)
     looked_into: float = 0.0
@@ -298,9 +299,13 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
 
 
 def _close_some() -> None:
-    """Close runs if too many are open: those that nobody uses any more. If all are in use, the last one isn't kept,
-    since who looks into all runs in turn would find none of them if the oldest had to go.
+    """Close runs that are gone, and if too many are open, others that nobody uses any more. If all are in use, the last
+    one isn't kept, since who looks into all runs in turn would find none of them if the oldest had to go.
     """
+    unused = [key for key, each in _opened.items() if each.looked_into < time.monotonic() - _UNUSED_SECONDS]
+    for key in unused:
+        if not _opened[key].path.exists():  # it was merged, and would take memory and disk space for hours
+            del _opened[key]
     unpacked = sum(each.run.unpacked_bytes for each in _opened.values())
     while len(_opened) > _OPEN_RUNS or unpacked > _UNPACKED_BYTES:
         is_unused = next(iter(_opened.values())).looked_into < time.monotonic() - _UNUSED_SECONDS
@@ -351,7 +356,7 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
         raise CorruptIndexError(f"{path} is missing") from e
     except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
-    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), used)
+    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), Path(local), used)
 
 
 def _verified(path: str, info: RunInfo) -> Path | None:

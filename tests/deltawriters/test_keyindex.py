@@ -304,6 +304,20 @@ def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch:
     assert not runs._opened
 
 
+def test_a_run_that_was_merged_away_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runs, "_opened", OrderedDict())
+    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0))) for n in range(4)]
+    for info in infos[:3]:
+        open_run(IO, str(tmp_path), info)
+    for gone in ("r0", "r2"):
+        (tmp_path / gone).unlink()
+    runs._opened[str(tmp_path), infos[0]].looked_into -= 100
+    runs._opened[str(tmp_path), infos[1]].looked_into -= 100
+    open_run(IO, str(tmp_path), infos[3])
+    kept = [opened.run.info for opened in runs._opened.values()]
+    assert kept == infos[1:], "r2 was looked into just now, as by a micro-batch that began before its merge"
+
+
 def test_order_values_of_packed_runs_take_memory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(runs, "_UNPACKED_BYTES", 1000)
     monkeypatch.setattr(runs, "_opened", OrderedDict())
