@@ -250,7 +250,7 @@ def rows_written_meanwhile(own: IndexSlice, others: IndexSlice) -> list[OldRows]
     :param others: runs with all live rows of these files, and with what other sinks have deleted.
     """
     found = list[OldRows]()
-    for info in own.runs:  # one by one, so that of those that no cache keeps one is in memory
+    for info in own.runs:  # one by one: of those that no cache keeps, one is in memory
         run = open_run(own.io, own.location, info)
         # closed versions take no other row's place
         superseding = np.flatnonzero(run.file & SUPERSEDES)
@@ -272,7 +272,7 @@ def rows_superseded_meanwhile(moved: IndexSlice, newer: IndexSlice) -> list[OldR
     :param newer: the runs of these commits.
     """
     found = list[OldRows]()
-    for info in moved.runs:  # one by one, so that of those that no cache keeps one is in memory
+    for info in moved.runs:  # one by one: of those that no cache keeps, one is in memory
         run = open_run(moved.io, moved.location, info)
         for start in range(0, info.entries, _COMPARED):
             part = slice(start, start + _COMPARED)

@@ -304,7 +304,7 @@ def _close_some() -> None:
     """
     unused = [key for key, each in _opened.items() if each.looked_into < time.monotonic() - _UNUSED_SECONDS]
     for key in unused:
-        if not _opened[key].path.exists():  # it was merged, and would take memory and disk space for hours
+        if not _opened[key].path.exists():  # it was merged away, and takes memory and disk space
             del _opened[key]
     unpacked = sum(each.run.unpacked_bytes for each in _opened.values())
     while len(_opened) > _OPEN_RUNS or unpacked > _UNPACKED_BYTES:

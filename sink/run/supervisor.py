@@ -466,7 +466,9 @@ class Supervisor:
             batch = self._next_part(stream, batch_id, frame, member) if batch.more else None
 
     def _next_part(self, stream: Stream, batch_id: int, frame: "DataFrame", member: Member) -> TableBatch | None:
-        """Of a micro-batch that is applied in parts. Others may change the table before."""
+        """The next part of a micro-batch, after others had their turn to change the table. None if there is none, or the
+        next run is to apply it.
+        """
         if not self._is_cut():
             member.turn.pass_on()
         return _sink(member).batch(stream, batch_id, frame) if member.works and not self._is_cut() else None
