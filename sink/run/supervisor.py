@@ -466,8 +466,8 @@ class Supervisor:
             batch = self._next_part(stream, batch_id, frame, member) if batch.more else None
 
     def _next_part(self, stream: Stream, batch_id: int, frame: "DataFrame", member: Member) -> TableBatch | None:
-        """The next part of a micro-batch, after others had their turn to change the table. None if there is none, or the
-        next run is to apply it.
+        """The next part of a micro-batch, after others had their turn to change the table. None if there is none, or
+        the next run is to apply it.
         """
         if not self._is_cut():
             member.turn.pass_on()
