@@ -302,13 +302,14 @@ def _close_some() -> None:
     """Close runs that are gone, and if too many are open, others that nobody uses any more. If all are in use, the last
     one isn't kept, since who looks into all runs in turn would find none of them if the oldest had to go.
     """
-    unused = [key for key, each in _opened.items() if each.looked_into < time.monotonic() - _UNUSED_SECONDS]
-    for key in unused:
-        if not _opened[key].path.exists():  # it was merged away, and takes memory and disk space
-            del _opened[key]
+    unused = time.monotonic() - _UNUSED_SECONDS
+    # merged away, they would take memory and disk space
+    gone = [key for key, each in _opened.items() if each.looked_into < unused and not each.path.exists()]
+    for key in gone:
+        del _opened[key]
     unpacked = sum(each.run.unpacked_bytes for each in _opened.values())
     while len(_opened) > _OPEN_RUNS or unpacked > _UNPACKED_BYTES:
-        is_unused = next(iter(_opened.values())).looked_into < time.monotonic() - _UNUSED_SECONDS
+        is_unused = next(iter(_opened.values())).looked_into < unused
         _, closed = _opened.popitem(last=not is_unused)
         unpacked -= closed.run.unpacked_bytes
 
