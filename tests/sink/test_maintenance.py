@@ -1,5 +1,6 @@
 """What a job does for its tables beside its micro-batches, and `rowdelta maintain`."""
 
+import functools
 import json
 import logging
 import os
@@ -404,6 +405,7 @@ def test_maintenance_has_its_turn_while_a_micro_batch_is_applied_in_parts() -> N
     member.sink.batch.side_effect = parts
     member.sink.apply_batch = apply
     supervisor = Mock(_is_cut=Mock(return_value=False))
+    supervisor._next_part = functools.partial(Supervisor._next_part, supervisor)
     with member.turn:
         Supervisor._apply_alone(supervisor, Mock(), 1, Mock(), member)
     other.join()
