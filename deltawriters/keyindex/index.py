@@ -32,6 +32,7 @@ from deltawriters.storage import file_io
 Flags = npt.NDArray[np.bool_]
 
 _TIER = 4
+_MOST_ENTRIES_A_KEY = 2
 _MAX_GROUPS = 16
 _NEVER = 2**32
 """Seconds since 1970 after all that an entry can have."""
@@ -285,8 +286,9 @@ class IndexSlice:
         infos = [run for run in self.runs if run.name in self.merge]
         parts = self._merged(infos, first, last, max_entries, self.horizon if self.drop_tombstones else 0)
         sequence = max((run.sequence for run in infos), default=0)
+        beside = self.entries - self.merged_entries
         return [
-            write_run(self.io, self.location, f"{name}-{number}", sequence, part, self.entries)
+            write_run(self.io, self.location, f"{name}-{number}", sequence, part, beside)
             for number, part in enumerate(parts)
         ]
 
@@ -340,27 +342,27 @@ class IndexSlice:
 def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
     """Names of the runs to merge now; empty if a merge doesn't pay yet.
 
-    The merge is size-tiered. The runs of one sequence form a group: a micro-batch or a merge wrote them. If four or
-    more groups are adjacent in age and their sizes differ by less than a factor of 4, they become one group that is
-    about four times as large. So an entry is written again once a tier, log4(all entries / entries of a micro-batch)
-    times, and a probe looks into about 3 groups a tier. If the sizes vary too much for that and there are more than 16
-    groups, the four adjacent groups with the fewest entries are merged.
+    The runs of one sequence form a group: a micro-batch or a merge wrote them. A group has about one entry a key, so
+    the largest one says how many keys there are at least. Once all groups have more than twice as many entries, they
+    become one: a table whose keys change again and again has an index of at most two entries a key.
 
-    Groups of different sizes may stay beside each other for long, all with entries of the same keys. A group has about
-    one entry a key, so the largest one says how many keys there are at least. Once all groups have four times as many
-    entries, they become one. Keys that are all different don't get there: their tiers have less.
+    Below that the merge is size-tiered. If four or more groups are adjacent in age and their sizes differ by less than
+    a factor of 4, they become one group that is about four times as large. So an entry is written again once a tier,
+    log4(all entries / entries of a micro-batch) times, and about twice with the largest group, and a probe looks into
+    about 3 groups a tier. If the sizes vary too much for that and there are more than 16 groups, the four adjacent
+    groups with the fewest entries are merged.
     """
     by_age = sorted(runs, key=lambda run: -run.sequence)
     groups = [list(group) for _, group in groupby(by_age, key=lambda run: run.sequence)]
     sizes = [sum(run.entries for run in group) for group in groups]
+    if len(groups) >= _TIER and sum(sizes) > _MOST_ENTRIES_A_KEY * max(sizes):
+        return _names(groups)
     for start in range(len(groups)):
         stop = start + 1
         while stop < len(groups) and max(sizes[start : stop + 1]) < _TIER * min(sizes[start : stop + 1]):
             stop += 1
         if stop - start >= _TIER:
             return _names(groups[start:stop])
-    if len(groups) >= _TIER and sum(sizes) > _TIER * max(sizes):
-        return _names(groups)
     if len(groups) <= _MAX_GROUPS:
         return ()
     cheapest = min(range(len(groups) - _TIER + 1), key=lambda start: sum(sizes[start : start + _TIER]))

@@ -198,7 +198,8 @@ def write_run(
 
     :param name: a new name; other processes may have an existing file mapped.
     :param entries: at least one entry.
-    :param beside: number of entries that the index has. By default only a small run is packed.
+    :param beside: number of entries that the index has beside those that all tasks write with these. By default only a
+        small run is packed.
     :raises ValueError: there is no entry.
     """
     if not len(entries.high):

@@ -791,12 +791,13 @@ def planned(*sizes: int) -> set[int]:
     return sequences
 
 
-def test_groups_of_the_same_keys_become_one() -> None:
+def test_groups_become_one_once_they_have_two_entries_a_key() -> None:
     """Sizes of a table of 910,000 rows after 10,000 micro-batches, from a time when nothing else bounded them."""
     old = (1000, 554, 630, 6, 626, 631, 139, 971, 22, 991, 247, 125, 669, 463, 6, 1, 8)
     assert planned(*(2000 * size for size in old)) == set(range(len(old)))
-    assert planned(1000, 220, 900, 200, 800, 180, 700) == set()
-    assert planned(1000, 220, 900, 200, 800, 180, 702) == set(range(7))
+    assert planned(1000, 220, 600, 180) == set()
+    assert planned(1000, 220, 600, 182) == set(range(4))
+    assert planned(800, 800, 800, 800, 100) == set(range(5)), "their four would be written again with the rest soon"
 
 
 def test_four_groups_of_similar_size_are_merged() -> None:
@@ -805,9 +806,9 @@ def test_four_groups_of_similar_size_are_merged() -> None:
     assert planned(100, 100, 100, 100) == {0, 1, 2, 3}
     assert planned(1000, 100, 200, 300, 150) == {1, 2, 3, 4}
     assert planned(400, 100, 100, 100) == set()
-    assert planned(800, 800, 800, 800, 100) == {0, 1, 2, 3}
+    assert planned(4000, 800, 800, 800, 800, 100) == {1, 2, 3, 4}
     # the youngest that qualify, not the large old ones
-    assert planned(800, 800, 800, 800, 100, 100, 100, 100) == {4, 5, 6, 7}
+    assert planned(5000, 800, 800, 800, 800, 100, 100, 100, 100) == {5, 6, 7, 8}
 
 
 def test_groups_of_any_size_stay_few() -> None:
@@ -816,17 +817,20 @@ def test_groups_of_any_size_stay_few() -> None:
     assert planned(*sizes[:16]) == set()
 
 
-def test_an_entry_is_rewritten_once_a_tier() -> None:
-    sizes: list[int] = []
+@pytest.mark.parametrize(("keys", "most"), [(None, 7), (100 * 200, 8)], ids=["new keys", "the same keys"])
+def test_an_entry_is_rewritten_once_a_tier_and_twice_with_the_largest(keys: int | None, most: int) -> None:
+    """:param keys: number of keys that the table has; None: each entry has another one."""
+    sizes: list[int] = [] if keys is None else [keys]
     rewritten = 0
     for _ in range(1024):
         sizes.append(100)
         while merge := planned(*sizes):
-            total = sum(sizes[s] for s in merge)
+            total = min(sum(sizes[s] for s in merge), keys or 2**63)
             rewritten += total
             sizes[min(merge) : max(merge) + 1] = [total]
         assert len(sizes) <= 16
-    assert rewritten == 5 * 1024 * 100  # log4(1024) tiers
+        assert keys is None or sum(sizes) <= 2 * keys
+    assert rewritten < most * 1024 * 100
 
 
 def test_distinct_keys_with_their_numbers() -> None:
