@@ -135,7 +135,7 @@ class Readers:
         """
         found = {}
         for name in self._job.formats:
-            frame, copy, ours, copys = self._frame(name), self._compacted(name), list[float](), list[float]()
+            frame, copy, ours, copys = self._opened(name), self._compacted(name), list[float](), list[float]()
             for _ in range(_TURNS):
                 ours.append(_timed(partial(_scanned, frame)))
                 copys.append(_timed(partial(_scanned, copy)))
@@ -146,6 +146,14 @@ class Readers:
         if name == "delta":
             return self._spark.read.format("delta").load(str(self._job.location(name)))
         return self._spark.table(f"{CATALOG}.soak.{name}")
+
+    def _opened(self, name: str) -> DataFrame:
+        """A table's state of now. A frame of a Delta table would look for a newer one in each query."""
+        if name != "delta":
+            return self._frame(name)
+        place = self._job.location(name)
+        newest = max(int(commit.stem) for commit in (place / "_delta_log").glob("*[0-9].json"))
+        return self._spark.read.format("delta").option("versionAsOf", newest).load(str(place))
 
     def _compacted(self, name: str) -> DataFrame:
         if name == "delta":
