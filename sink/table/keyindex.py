@@ -56,6 +56,7 @@ from sink.routing import RANGES, KeyHash
 from sink.table.copy_on_write import Replacement
 from sink.table.deleted_keys import DeletedKeys, emptied, with_truncates
 from sink.table.engine import Engine, KeyReading
+from sink.table.index_versions import StoredVersions
 from sink.table.run_merging import RunMerging
 from sink.table.table_plan import TablePlan
 from sink.targets.locations import check_location
@@ -175,10 +176,7 @@ class KeyIndex:
         self._base: int | None = None
         self._included: set[int] = set()
         self._prepared: Prepared | None = None
-        self._obsolete: list[str] = []
-        self._held: list[str] = []
-        """Obsolete runs of the pins' states."""
-        self._current_name: str | None = None
+        self._stored = StoredVersions(self._folder, is_guest=is_guest)
         self._damaged = False
         self._dead_until_looked = _DEAD_UNTIL_LOOKED
         self._merging = RunMerging(table.name, engine, self._folder)
@@ -499,13 +497,11 @@ class KeyIndex:
     def _unpin(self, holding: Sequence[Pin]) -> None:
         """:param holding: the pins that stay."""
         self._pins = list(holding)
-        pinned, held = self._pinned_runs, self._held
-        self._held = [run for run in held if run in pinned]
-        self._obsolete += [run for run in held if run not in pinned]
+        self._stored.release(self._pinned_runs)
 
     @property
     def _pinned_runs(self) -> set[str]:
-        return {f"runs/{run.name}" for pin in self._pins for run in pin.slice.runs}
+        return {run.name for pin in self._pins for run in pin.slice.runs}
 
     def adopt(
         self,
@@ -623,25 +619,13 @@ class KeyIndex:
             self.forget()  # a second driver has already committed, so the version doesn't fit the current snapshot
             return
         assert self._version is not None
-        if not self._is_guest:
-            self._folder.delete([*self._obsolete, *prepared.spent])
-            if self._deleted is not None:
-                self._deleted.delete_unneeded(self._version, prepared.version)
-        kept = {run.name for run in prepared.version.runs}
-        gone_runs = [f"runs/{run.name}" for run in self._version.runs if run.name not in kept]
-        self._obsolete = []
+        if self._deleted is not None and not self._is_guest:
+            self._deleted.delete_unneeded(self._version, prepared.version)
         if prepared.truncates:
-            self._unpin(())  # no row of the states is live
-        pinned = self._pinned_runs
-        self._held += [run for run in gone_runs if run in pinned]
-        self._obsolete += [run for run in gone_runs if run not in pinned]
-        gone = set(self._version.vectors.files) - set(prepared.version.vectors.files)
-        self._obsolete += [_vectors_file(name) for name in gone]
-        if self._current_name is not None:
-            self._obsolete.append(_manifest(self._current_name))
+            self._pins = []  # no row of the states is live
+        self._stored.see_committed(prepared.name, self._version, prepared.version, prepared.spent, self._pinned_runs)
         self._version, self._prepared = prepared.version, None
         self._base, self._included = prepared.base, {stored.index_snapshot_id}
-        self._current_name = prepared.name
         self._merging.see_committed(prepared.version.runs)
         due = self._next_merge()
         if self._is_merged_beside(due):
@@ -655,7 +639,7 @@ class KeyIndex:
         assert stored.index is not None
         name = str(stored.index["version"])
         try:
-            version = IndexVersion.from_json(self._content(_manifest(name)), self._read_vectors)
+            version = self._stored.read(name)
             if not version.is_encoded(keys):
                 raise IndexLostError(
                     "the key's columns, types or buckets, or the format version changed, or an earlier release of "
@@ -670,8 +654,7 @@ class KeyIndex:
         self._let_go()
         self._base = stored.index["base"]
         self._included = {stored.index_snapshot_id} if stored.index_snapshot_id is not None else set()
-        self._current_name = name
-        self._clean_up(version)
+        self._stored.begin_with(version, name)
 
     def _catch_up(self) -> TableChanges | None:
         """Add other writers' commits since the base to the index. Returns what they changed. None if that can't be
@@ -697,7 +680,7 @@ class KeyIndex:
             version = self._deleted.restored(version, stored)
             version = self._with_deletes(version, self._deleted.read(name for name, _ in version.deleted))
         self._version = self._with_files(version, files, set())
-        self._base, self._included, self._current_name = self._table.snapshot_id(), set(), None
+        self._base, self._included = self._table.snapshot_id(), set()
         self._damaged = False
         self._let_go()
         if files:
@@ -710,7 +693,7 @@ class KeyIndex:
                 amount(len(files), "file"),
                 seconds,
             )
-        self._clean_up(self._version)
+        self._stored.begin_with(self._version, None)
 
     def _with_files(self, version: IndexVersion, changed: Sequence[LiveFile], gone: Iterable[str]) -> IndexVersion:
         """`version`, after the files `changed` are read again and the files `gone` are removed."""
@@ -771,28 +754,6 @@ class KeyIndex:
         table = self._table.spec
         return self._engine.read_keys(files, KeyReading(table, self._hash(table, version), uuids, index, sequence))
 
-    def _content(self, path: str) -> bytes:
-        """:param path: relative to the index's folder."""
-        with self._io.new_input(f"{self._location}/{path}").open() as stream:
-            return bytes(stream.read())
-
-    def _read_vectors(self, name: str) -> bytes:
-        return self._content(_vectors_file(name))
-
-    def _write(self, name: str, version: IndexVersion, scratch: Scratch) -> IndexVersion:
-        """Write a version's manifest and its new vectors. Returns the version with the names of the vectors' files."""
-
-        def write(name: str, content: bytes) -> None:
-            path = f"{self._location}/{name}"
-            scratch.add(path)
-            with self._io.new_output(path).create(overwrite=True) as stream:
-                stream.write(content)
-
-        vectors = version.vectors.stored(name, lambda part, content: write(_vectors_file(part), content))
-        stored = replace(version, vectors=vectors)
-        write(_manifest(name), stored.to_json())
-        return stored
-
     def _prepared_as(
         self,
         operation: str,
@@ -803,36 +764,13 @@ class KeyIndex:
         spent: frozenset[str] = frozenset(),
         meanwhile: Meanwhile | None = None,
     ) -> dict[str, Any]:
-        """Write the version that a commit will name (`_written`). Returns what the commit stores of it."""
-        written = self._write(operation, version, scratch)
+        """Write the version that a commit will name. Returns what the commit stores of it."""
+        written = self._stored.write(operation, version, scratch)
         self._prepared = Prepared(operation, self._base, written, truncates, spent, meanwhile or Meanwhile())
         stored: dict[str, Any] = {"version": operation, "base": self._base, "table": self._place}
         return stored if self._deleted is None else {**stored, **self._deleted.told(written)}
-
-    def _clean_up(self, version: IndexVersion) -> None:
-        """Delete files that no version names. They come from failed attempts, or from a process that died."""
-        if self._is_guest:
-            return  # they may be those of the next version of a process that is at work
-        kept = {run.name for run in version.runs}
-        folders = {"runs": kept, "versions": {f"{self._current_name}.json"}, "vectors": set(version.vectors.files)}
-        self._folder.delete(
-            [
-                f"{folder}/{name}"
-                for folder, keep in folders.items()
-                for name in self._folder.names(folder)
-                if name.removeprefix(".").removesuffix(".crc") not in keep
-            ]
-        )
 
 
 def _vectors_of(version: IndexVersion, paths: Iterable[str]) -> list[str]:
     """The deletion vectors of data files, as in `IndexCommit.removed`."""
     return [json.dumps(vector) for path in paths if (vector := version.vectors.get(path)) is not None]
-
-
-def _manifest(name: str) -> str:
-    return f"versions/{name}.json"
-
-
-def _vectors_file(name: str) -> str:
-    return f"vectors/{name}"
