@@ -58,7 +58,7 @@ it can't keep it would unpack again in each micro-batch, which takes it 20 to 45
 _UNPACKED_BYTES = 144_000_000
 """A process keeps so many bytes of packed runs in memory: 6 million entries, fewer of an index with order values."""
 _UNUSED_SECONDS = 60.0
-"""A run that nobody has looked into for so long makes room for another one."""
+"""A run that nobody has looked into for so long is closed as another one is opened. Spark ends idle workers then."""
 _FILES = b"files"
 _PACKED = b"packed"
 """Key in the metadata of packed runs."""
@@ -256,10 +256,9 @@ def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 @dataclass
 class _Opened:
-    """A mapped run, its file, the copy or mark in the cache folder that it needs, and when that was touched."""
+    """A mapped run, the copy or mark in the cache folder that it needs, and when that was touched."""
 
     run: Run
-    path: Path
     used: Sequence[Path]
     touched: float = field(default_factory=time.monotonic)
     looked_into: float = 0.0
@@ -300,18 +299,15 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
 
 
 def _close_some() -> None:
-    """Close runs that are gone, and if too many are open, others that nobody uses any more. If all are in use, the last
-    one isn't kept, since who looks into all runs in turn would find none of them if the oldest had to go.
+    """Close runs that nobody has looked into for some time, such as those that were merged. If too many are in use, the
+    last one isn't kept: who looks into all runs in turn would find none of them if the oldest had to go.
     """
     unused = time.monotonic() - _UNUSED_SECONDS
-    # merged away, they would take memory and disk space
-    gone = [key for key, each in _opened.items() if each.looked_into < unused and not each.path.exists()]
-    for key in gone:
+    for key in [key for key, each in _opened.items() if each.looked_into < unused]:
         del _opened[key]
     unpacked = sum(each.run.unpacked_bytes for each in _opened.values())
     while len(_opened) > _OPEN_RUNS or unpacked > _UNPACKED_BYTES:
-        is_unused = next(iter(_opened.values())).looked_into < unused
-        _, closed = _opened.popitem(last=not is_unused)
+        _, closed = _opened.popitem()
         unpacked -= closed.run.unpacked_bytes
 
 
@@ -358,7 +354,7 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
         raise CorruptIndexError(f"{path} is missing") from e
     except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
-    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), Path(local), used)
+    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), used)
 
 
 def _verified(path: str, info: RunInfo) -> Path | None:
