@@ -3,8 +3,9 @@ only those who draw need it.
 """
 
 import argparse
+import math
 import textwrap
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -35,6 +36,11 @@ def drawn(path: Path, rows: int, columns: int, width: float, height: float) -> I
         # without the time of writing: the same figures give the same bytes
         figure.savefig(path, dpi=110, metadata={"Software": None})
         pyplot.close(figure)
+
+
+def p99(seconds: Sequence[float]) -> float:
+    """By the nearest rank: the slowest, of fewer than a hundred."""
+    return sorted(seconds)[math.ceil(0.99 * len(seconds)) - 1]
 
 
 def folded(text: str, width: int = 120) -> str:

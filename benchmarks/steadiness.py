@@ -7,7 +7,6 @@ source's. A micro-batch lasts from its beginning to the next one's (`benchmarks.
 """
 
 import argparse
-import math
 import os
 import statistics
 import tempfile
@@ -17,6 +16,7 @@ from typing import Any
 from pyspark.sql import SparkSession
 
 from benchmarks.bench import table_columns
+from benchmarks.pages import p99
 from benchmarks.processes import cpu_seconds, tree
 from benchmarks.streams import CATALOG, TimedPipeline
 from benchmarks.workload import Dataset, Keys, Workload, publish, totals, write_dataset
@@ -80,9 +80,7 @@ def measure(format_: str, keys: Keys, dataset: Dataset, events: int, folder: Pat
     else:
         found = spark.table(target)
     assert totals(found) == dataset.totals[-1]
-    seconds.sort()
-    median = statistics.median(seconds)
-    late = seconds[math.ceil(0.99 * len(seconds)) - 1]
+    median, late = statistics.median(seconds), p99(seconds)
     rows = 1.7 * events * len(seconds)  # of the changelog: an update has two
     print(
         f"| {format_} | {keys}, {events:,} events | {median:.2f}, {statistics.fmean(seconds):.2f}, {late:.2f} | "

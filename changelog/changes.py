@@ -195,9 +195,9 @@ class Format:
     STATES_KEY = False
     """`changes` gives `MessageKey`s. If not, the format's tables need a configured `key`."""
     NAMES_TABLE = False
+    """`changes` gives `TableNames`."""
     MARKS_SNAPSHOTS = False
     """Messages may say where a snapshot of the source's table begins and ends (`SnapshotMarks`)."""
-    """`changes` gives `TableNames`."""
     MAY_LACK_VALUES = False
     """`changes` gives `Changes.unavailable`."""
 

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from benchmarks.pages import OTHERS, OURS, drawn, folded, report
+from benchmarks.pages import OTHERS, OURS, drawn, folded, p99, report
 from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES, Changelog
 
 Figures = dict[str, Any]
@@ -185,9 +185,7 @@ def _writes(figures: Figures, best: float, most: int) -> str:
 
 
 def _p99(figures: Figures) -> float:
-    """The slowest, where there are fewer than a hundred."""
-    seconds = sorted(figures["seconds"])
-    return float(seconds[min(len(seconds) - 1, round(0.99 * len(seconds)))])
+    return p99(figures["seconds"])
 
 
 def _reads(figures: Figures, most: int) -> str:
