@@ -25,8 +25,6 @@ from sink.errors import DataError, RowdeltaError, TableError
 from sink.plans import Share
 from sink.sources.source import DatabaseRows, Position, Source, Stream, TableBatch, Work
 from sink.sources.topics import check_form, continued, places_of
-from sink.spark.job_errors import before_commit
-from sink.table.copy_on_write import Replacement, replace_files
 from sink.table.engine import Engine
 from sink.table.evolution import evolve_schema
 from sink.table.guards import (
@@ -37,7 +35,6 @@ from sink.table.guards import (
     check_snapshots,
     check_topic,
 )
-from sink.table.keyindex import Meanwhile
 from sink.table.keys import TableKey, with_key
 from sink.table.load_state import LOAD, Load, Loaded, load_of
 from sink.table.observer import (
@@ -59,8 +56,8 @@ from sink.table.plan import (
     declared_changes,
     truncate_refused,
 )
-from sink.table.resnapshot import RESNAPSHOT, Resnapshot, resnapshot_after
-from sink.table.sink_state import SinkState
+from sink.table.proposals import Proposals
+from sink.table.resnapshot import RESNAPSHOT, Resnapshot
 from sink.table.stated import StatedByMessages
 from sink.table.table_dead_letters import TableDeadLetters
 from sink.table.table_plan import TablePlan
@@ -68,8 +65,6 @@ from sink.table.table_upkeep import TableUpkeep
 from sink.table.task_plans import TaskPlans, is_small
 from sink.table.telling import committed, copied, log_committed
 from sink.table.written import Begun, Written
-from sink.targets.notes import ROWS, SINK_ID, WORK
-from sink.targets.own_position import amended, others_positions, own_position
 from sink.targets.own_state import HEALING, start_position
 from sink.targets.retries import Retries
 from sink.targets.seam import Table
@@ -77,10 +72,8 @@ from sink.targets.values import (
     ChangeSet,
     CommitUnknownError,
     Done,
-    IndexCommit,
     Outcome,
     Refused,
-    WrittenDeletes,
     refusal,
 )
 
@@ -89,8 +82,6 @@ if TYPE_CHECKING:
 
 log = logging.getLogger("rowdelta")
 
-_METADATA = 256 * 1024
-"""Bytes that a commit writes beside its files, about: manifests, the table's metadata, the key index."""
 _MOST_SCHEMAS = 10
 """One micro-batch may change the schema up to this many times. Only columns that the table already has show whether
 values fit, so one change may lead to another.
@@ -135,8 +126,7 @@ class TableSink:
         self._dead_letters = dead_letters
         self._scratch = Scratch(table.name, self._open.io_of)
         """What tasks have written for the next commit."""
-        self._prepared = Scratch(table.name, self._open.io_of)
-        """What was written to prepare it: deletes of earlier rows, and the key index's next version."""
+        self._proposals = Proposals(config, self._open, source, self.stated)
         self._task_plans = TaskPlans(config, plan, dead_letters)
         self._writer = engine.writer(plan, self._task_plans, self._scratch)
         self._followed = plan
@@ -192,7 +182,7 @@ class TableSink:
         """
         if self.position is None:
             return
-        state, section = self._state(), self.plan.section
+        state, section = self._open.state, self.plan.section
         name, same = f"{self._open.prefix}.{SAME_OFFSETS}", self.table.property(f"{self._open.prefix}.{SAME_OFFSETS}")
         if self._config.source.type == "files":
             found = self._source.identities(section).get(section.source)
@@ -224,8 +214,8 @@ class TableSink:
                 f"source from its start would duplicate rows in mode {mode}. Use mode: upsert, or an empty table."
             )
         if position is not None and start_position(self.table, self._open.prefix) is None:
-            state = self._state()
-            for name, value in self._in_topic(state).changes_from(state).items():
+            state = self._open.state
+            for name, value in self._proposals.in_topics(state).changes_from(state).items():
                 self.table.set_property(f"{self._open.prefix}.{name}", value)
             self.table.set_property(f"{self._open.prefix}.start", json.dumps(dict(position)))
             self.table.refresh()
@@ -259,7 +249,7 @@ class TableSink:
 
     @property
     def _snapshot(self) -> Resnapshot | None:
-        return self._state().resnapshot if self.plan.changelog.finds_snapshots else None
+        return self._open.state.resnapshot if self.plan.changelog.finds_snapshots else None
 
     @property
     def ended_snapshot(self) -> Resnapshot | None:
@@ -428,7 +418,7 @@ class TableSink:
                         started = time.monotonic()
                         with stage(self._open.observer, self.table.name, "prepare"):
                             outcome = self._letters.commit(batch.end, written, self._scratch)
-                            request = self._proposed(batch, written) if outcome == Done() else None
+                            request = self._proposals.make(batch, written) if outcome == Done() else None
                     if request is not None:
                         outcome = self._send(request)
                     refused = refusal(outcome)
@@ -479,7 +469,7 @@ class TableSink:
             of_letters.wait(refused)
             return written, None
         if request is not None:
-            again = self._same_files(request, refused, retries) or self._amended(request, written, refused, retries)
+            again = self._proposals.again(request, written, refused, retries)
             if again is not None:
                 return written, again
         log.info("%s: others changed it meanwhile; writing again", self.table.name)
@@ -487,54 +477,6 @@ class TableSink:
         retries.wait(refused)
         self._open.rebase()
         return None, None
-
-    def _same_files(self, request: ChangeSet, refused: Refused, retries: Retries) -> ChangeSet | None:
-        """The same files, to be sent again. None if the table isn't any more as it was when they were written."""
-        if refused.again != "send":
-            return None
-        self.table.refresh()
-        own_position(self.table, self._open.prefix, request.previous_operation)
-        if self._lacks_deletes(request):
-            return None
-        if request.index is not None and self.table.snapshot_id() != request.base_snapshot:
-            return None
-        retries.wait(refused)
-        return replace(request, base_snapshot=self.table.snapshot_id())
-
-    def _amended(self, request: ChangeSet, written: Written, refused: Refused, retries: Retries) -> ChangeSet | None:
-        """The same files, with deletes of earlier rows as others have left them since the look-up. None if that isn't
-        enough.
-        """
-        slice_ = written.begun.index
-        if self._open.key_index is None or slice_ is None or request.index is None:
-            return None
-        retries.wait(refused)
-        self.table.refresh()
-        own_position(self.table, self._open.prefix, request.previous_operation)
-        if self._open.is_altered() or self._lacks_deletes(request):
-            return None
-        self._open.check_new_properties()
-        with before_commit(self.table.name):
-            meanwhile = self._open.key_index.look_up_again(slice_, written.index)
-        index = None if meanwhile is None else self._index_commit(written, meanwhile)
-        if index is None:
-            return None
-        metrics = index.added_to(written.metrics)
-        return replace(request, base_snapshot=index.base, index=index, metrics=metrics, others=self._others)
-
-    @property
-    def _amends(self) -> tuple[str, ...]:
-        operation = self._open.operation
-        return () if operation is None else amended(self.table, self._open.prefix, operation)
-
-    @property
-    def _others(self) -> Mapping[str, str] | None:
-        """See `ChangeSet.others`."""
-        return None if self.plan.late is None else others_positions(self.table, self._open.prefix)
-
-    def _lacks_deletes(self, request: ChangeSet) -> bool:
-        """Whether others have added rows to the table, which was empty when the files were written."""
-        return request.written_for_empty_table and not self.table.is_empty()
 
     @contextmanager
     def _deleting_after_errors(self) -> Iterator[None]:
@@ -553,7 +495,7 @@ class TableSink:
 
     def _keep(self) -> None:
         self._scratch.keep()
-        self._prepared.keep()
+        self._proposals.prepared.keep()
 
     def _see_committed(
         self, batch_id: int | None, batch: TableBatch, written: Written, request: ChangeSet, commit_seconds: float
@@ -576,7 +518,7 @@ class TableSink:
     def discard(self) -> None:
         """Delete files that were written and not committed."""
         self._scratch.delete()
-        self._prepared.delete()
+        self._proposals.prepared.delete()
 
     def _see_partitions(self, position: Position | None) -> None:
         """Follow the number of the topic's partitions, which decides whether a TRUNCATE has a place in an order."""
@@ -689,7 +631,7 @@ class TableSink:
                 return decoded.changes
 
     def _refuse(self, written: Written) -> None:
-        name, state = self.table.name, self._state()
+        name, state = self.table.name, self._open.state
         if not self._letters.are_kept:
             check_bad_records(name, written, fails=self._config.sink.on_bad_record == "fail")
         check_format(name, written, state.undecoded)
@@ -697,117 +639,10 @@ class TableSink:
         section, streamed = self.plan.section, state.streamed_before(self.position)
         check_snapshots(name, written, streamed, section.mode, lambda number: partition_named(section.topics, number))
 
-    def _state(self) -> SinkState:
-        return SinkState.read(self.table, self._open.prefix, self.plan.section)
-
     def _named_as_now(self, position: Position) -> Position:
         """A position of an earlier run, which may have had only one of the topics."""
         section = self.plan.section
-        named = continued(section, position, self._state().topic)
+        named = continued(section, position, self._open.state.topic)
         if not section.many_topics:
             return named
         return {part: offset for part, offset in named.items() if part.rpartition("-")[0] in section.topics}
-
-    def _in_topic(self, state: SinkState) -> SinkState:
-        """The state after a position in the topics that are read."""
-        section = self.plan.section
-        return state.in_topics(section, self._source.identities(section)) if self._is_of_topics else state
-
-    def _state_after(self, before: SinkState, batch: TableBatch, written: Written) -> SinkState:
-        """What the commit stores besides the position."""
-        end = batch.end
-        state = replace(
-            self._in_topic(before),
-            undecoded=written.undecoded_since(before.undecoded),
-            # a replay of dead letters reads nothing new
-            late=before.late + (0 if dict(end) == dict(self.position or {}) else written.late),
-            source_tables=self.stated.source_tables or before.source_tables,
-            key=self.stated.key if self.stated.key.columns else before.key,
-        )
-        if self.plan.changelog.tells_snapshots:
-            # a TRUNCATE removes what was streamed before it, so that a snapshot that follows it writes no row twice
-            known = frozenset[int]() if written.truncates else before.streamed_before(self.position)
-            state = replace(state, streamed=known | written.streamed_partitions)
-        elif self._is_of_topics and dict(end) != dict(self.position or {}):
-            # a replay has this mode in each table
-            state = replace(state, streamed=None)
-        if batch.load is not None:
-            load, parts = batch.load
-            rows = 0 if before.loaded is None or load != before.load else before.loaded.rows
-            state = replace(state, load=load, loaded=Loaded(parts, rows + written.read))
-        if self.plan.changelog.finds_snapshots:
-            found = resnapshot_after(before.resnapshot, written.stated)
-            state = replace(state, resnapshot=found)
-        spent = before.written + written.bytes + _METADATA
-        return replace(state, written=spent) if self._open.maintenance.budget else state
-
-    def _empties(self, written: Written) -> bool:
-        """Whether the commit removes all rows that the table has. With history, they were closed."""
-        return written.truncates > 0 and self.plan.changelog.history is None
-
-    def _proposed(self, batch: TableBatch, written: Written) -> ChangeSet:
-        """What is sent to be committed.
-
-        :raises RowdeltaError: nothing was committed.
-        :raises IndexLostError: likewise.
-        """
-        begun, index = written.begun, self._index_commit(written, Meanwhile())
-        base = self._open.base if index is None else index.base
-        before = self._state()
-        changed = self._state_after(before, batch, written).changes_from(before)
-        work = {} if batch.work == "micro-batch" else {WORK: batch.work}
-        return ChangeSet(
-            prefix=self._open.prefix,
-            operation=begun.operation,
-            position=batch.end,
-            files=written.files,
-            base_snapshot=base,
-            previous_operation=self._open.operation,
-            written_for=self._open.layout,
-            # a commit that removes all rows removes others' too
-            written_for_empty_table=begun.empty and not self._empties(written),
-            truncates=self._empties(written),
-            summary={SINK_ID: self._config.sink.id, ROWS: json.dumps(written.counts), **work},
-            properties={f"{self._open.prefix}.{name}": value for name, value in changed.items()},
-            metrics=written.metrics if index is None else index.added_to(written.metrics),
-            index=index,
-            amends=self._amends if batch.work == "reconcile" else (),
-            others=self._others,
-        )
-
-    def _index_commit(self, written: Written, meanwhile: Meanwhile) -> IndexCommit | None:
-        """Write deletes of earlier rows, or the files that replace those with such rows, and the key index's version
-        that the commit will name. None if the table has no index.
-
-        :param meanwhile: what others have changed since tasks looked the keys up.
-        :raises RowdeltaError: nothing was committed.
-        :raises IndexLostError: likewise.
-        """
-        key_index, begun = self._open.key_index, written.begun
-        if key_index is None or begun.index is None:
-            return None
-        operation, results = begun.operation, written.index
-        with before_commit(self.table.name), Scratch(self.table.name, self._open.io_of) as scratch:
-            deleted = key_index.deleted_rows(results, meanwhile)
-            gone: WrittenDeletes | Replacement
-            if self.plan.section.copies and deleted.found:
-                copying = key_index.copying(begun.index)
-                gone = replace_files(self.table, self._open.engine, copying, deleted, scratch)
-            else:
-                name = f"{operation}-{key_index.base}"
-                gone = self.table.delete_rows(name, deleted, key_index.vector, key_index.parquet_deletes, scratch)
-            index = key_index.prepare(
-                operation,
-                begun.index,
-                written.tasks,
-                results,
-                deleted.found,
-                gone,
-                scratch,
-                meanwhile,
-                truncates=self._empties(written),
-            )
-        refused, self._prepared = self._prepared, scratch
-        refused.keep(scratch.paths)  # a version of the same name was written over the refused one
-        refused.delete()
-        return index

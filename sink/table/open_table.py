@@ -16,7 +16,7 @@ from sink.table.keyindex import KeyIndex
 from sink.table.observer import CommitRefused, Observer, nobody
 from sink.table.patterns import ResolvedTable
 from sink.table.plan import deletes_by_value, needs_global_deletes, plan_table
-from sink.table.sink_state import position_in
+from sink.table.sink_state import SinkState, position_in
 from sink.table.source_tables import SourceTables
 from sink.table.table_plan import TablePlan
 from sink.targets.own_position import own_position
@@ -87,6 +87,11 @@ class OpenTable:
     def position(self) -> Position | None:
         """The position of the table's last commit, or the position where reading began if there is no commit."""
         return position_in(self.table, self.prefix, self.plan.section, self.stored)
+
+    @property
+    def state(self) -> SinkState:
+        """What the table knows of its sink beside the position."""
+        return SinkState.read(self.table, self.prefix, self.plan.section)
 
     @property
     def appends(self) -> bool:

@@ -24,11 +24,12 @@ from deltawriters.scratch import Scratch
 from deltawriters.superseded import SupersededRows
 from sink.routing import to_all
 from sink.sources.source import TableBatch
-from sink.table import copy_on_write, keyindex, microbatch, open_table
+from sink.table import copy_on_write, keyindex, open_table, proposals
 from sink.table.keyindex import KeyIndex, Meanwhile
 from sink.table.microbatch import TableSink
 from sink.table.observer import Committed, Event, RewriteDone, TableOpened
 from sink.table.open_table import OpenTable
+from sink.table.proposals import Proposals
 from sink.table.run_merging import RunMerging
 from sink.table.table_dead_letters import TableDeadLetters
 from sink.targets.retries import Retries
@@ -136,15 +137,15 @@ def _keep_what_was_found_in_touched_files(patch: pytest.MonkeyPatch) -> None:
 
 
 def _send_again_without_a_look(patch: pytest.MonkeyPatch) -> None:
-    def same_files(self: TableSink, request: ChangeSet, *_: object) -> ChangeSet:
-        self.table.refresh()
-        return replace(request, base_snapshot=self.table.snapshot_id())
+    def same_files(self: Proposals, request: ChangeSet, *_: object) -> ChangeSet:
+        self._open.table.refresh()
+        return replace(request, base_snapshot=self._open.table.snapshot_id())
 
-    patch.setattr(TableSink, "_same_files", same_files)
+    patch.setattr(Proposals, "_same_files", same_files)
 
 
 def _trust_any_position(patch: pytest.MonkeyPatch) -> None:
-    for module in (microbatch, open_table):
+    for module in (proposals, open_table):
         patch.setattr(module, "own_position", lambda table, prefix, operation: table.position(prefix))
 
 
@@ -193,12 +194,12 @@ def _delete_files_of_unknown_outcomes(patch: pytest.MonkeyPatch) -> None:
 
 
 def _commit_the_old_position(patch: pytest.MonkeyPatch) -> None:
-    original = TableSink._proposed
+    original = Proposals.make
 
-    def proposed(self: TableSink, batch: TableBatch, written: Any) -> Any:
-        return original(self, replace(batch, end=self.position or {"0": 0}), written)
+    def make(self: Proposals, batch: TableBatch, written: Any) -> Any:
+        return original(self, replace(batch, end=self._open.position or {"0": 0}), written)
 
-    patch.setattr(TableSink, "_proposed", proposed)
+    patch.setattr(Proposals, "make", make)
 
 
 def _overlook_that_the_table_was_altered(patch: pytest.MonkeyPatch) -> None:
@@ -272,7 +273,7 @@ def _forget_where_rows_were_copied(patch: pytest.MonkeyPatch) -> None:
     def replace_files(*args: Any) -> Any:
         return replace(original(*args), runs=[])
 
-    patch.setattr(microbatch, "replace_files", replace_files)
+    patch.setattr(proposals, "replace_files", replace_files)
 
 
 def _drop_runs_with_live_rows(patch: pytest.MonkeyPatch) -> None:
