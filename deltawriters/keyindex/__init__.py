@@ -28,7 +28,7 @@ Probe   a look-up reads the newest run first. When an entry supersedes, the look
         reach the old runs.
 Merge   a merge makes one run of runs that are adjacent in age, with the sequence of the newest. For each key it keeps
         the live entries up to the first that supersedes. Tombstones stay while older runs exist. `plan_merge` is
-        size-tiered, and keeps an index at two entries a key: an entry is rewritten about log4(n) + 2 times.
+        size-tiered, and keeps an index at two to three entries a key: an entry is rewritten about log4(n) + 2 times.
 
     slice = IndexSlice(location, io_properties, runs, dead, merge, drop_tombstones)   # per micro-batch, for the tasks
     located = slice.probe(high, low, first, last)                                     # what the task's keys replace

@@ -343,8 +343,8 @@ def plan_merge(runs: Sequence[RunInfo]) -> tuple[str, ...]:
     """Names of the runs to merge now; empty if a merge doesn't pay yet.
 
     The runs of one sequence form a group: a micro-batch or a merge wrote them. A group has about one entry a key, so
-    the largest one says how many keys there are at least. Once all groups have more than twice as many entries, they
-    become one: a table whose keys change again and again has an index of at most two entries a key.
+    the largest one says how many keys there are at least. Once four or more groups have more than twice as many
+    entries, they become one: so an index has about two entries a key at most, three if each group has all keys.
 
     Below that the merge is size-tiered. If four or more groups are adjacent in age and their sizes differ by less than
     a factor of 4, they become one group that is about four times as large. So an entry is written again once a tier,

@@ -53,8 +53,9 @@ _PACKED_ENTRIES = 400_000
 say nothing of it, and aren't worth it.
 """
 _PACKED_INDEX = 4_000_000
-"""So are larger ones, as long as the whole index has no more entries. A process unpacks them once and keeps them; what
-it can't keep it would unpack again in each micro-batch, which takes it 20 to 45 ms for a million entries."""
+"""So are larger ones, as long as the whole index has no more entries; one with an order value counts twice. A process
+unpacks them once and keeps them; what it can't keep it would unpack again in each micro-batch, which takes it 20 to 45
+ms for a million entries."""
 _UNPACKED_BYTES = 144_000_000
 """A process keeps so many bytes of packed runs in memory: 6 million entries, fewer of an index with order values."""
 _UNUSED_SECONDS = 60.0
@@ -209,7 +210,8 @@ def write_run(
     columns: Columns = {"high": entries.high, "low": entries.low, "file": entries.file, "pos": entries.pos}
     first, last, count = int(entries.high[0]), int(entries.high[-1]), len(entries.high)
     with_other_tasks = count * 2**64 // (last - first + 1)
-    is_packed = with_other_tasks <= max(_PACKED_ENTRIES, _PACKED_INDEX - beside)
+    in_all = (with_other_tasks + beside) * (1 if entries.order is None else 2)
+    is_packed = with_other_tasks <= _PACKED_ENTRIES or in_all <= _PACKED_INDEX
     orders = {} if entries.order is None else {"order": entries.order}
     batch = pa.record_batch({**(_packed(columns) if is_packed else columns), **orders})
     batch = batch.replace_schema_metadata({_FILES: json.dumps(files)} | ({_PACKED: ""} if is_packed else {}))

@@ -237,11 +237,13 @@ class KeyIndex:
     def slice(self) -> IndexSlice:
         """The part of the index that the tasks of a micro-batch need."""
         slice_ = self._next_merge()
-        return replace(slice_, merge=(), drop_tombstones=False) if self._is_merged_beside(slice_) else slice_
+        # a guest would lose what it has merged to the process at work, which doesn't wait for long
+        is_left = self._is_guest or self._is_merged_beside(slice_)
+        return replace(slice_, merge=(), drop_tombstones=False) if is_left else slice_
 
     def _is_merged_beside(self, slice_: IndexSlice) -> bool:
         ages = len({run.sequence for run in slice_.runs})
-        return slice_.merged_entries > _MERGED_BY_TASKS and ages <= _MOST_AGES and not self._is_guest
+        return slice_.merged_entries > _MERGED_BY_TASKS and ages <= _MOST_AGES
 
     def _next_merge(self) -> IndexSlice:
         version = self._synchronized()
@@ -628,7 +630,7 @@ class KeyIndex:
         self._base, self._included = prepared.base, {stored.index_snapshot_id}
         self._merging.see_committed(prepared.version.runs)
         due = self._next_merge()
-        if self._is_merged_beside(due):
+        if not self._is_guest and self._is_merged_beside(due):
             self._merging.begin(due)
 
     def _synchronized(self) -> IndexVersion:

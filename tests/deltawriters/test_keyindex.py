@@ -281,6 +281,10 @@ def test_larger_runs_are_packed_in_a_small_index_only(
         info = write_run(IO, str(tmp_path), f"r{number}", 1, written, beside)
         assert open_run(IO, str(tmp_path), info).is_packed == packed
     assert not open_run(IO, str(tmp_path), write_run(IO, str(tmp_path), "unknown", 1, written)).is_packed
+    ordered = replace(written, order=pa.array([b"12345678"] * 10))
+    for number, (beside, packed) in enumerate({50 - in_all: True, 51 - in_all: False}.items()):
+        info = write_run(IO, str(tmp_path), f"o{number}", 1, ordered, beside)
+        assert open_run(IO, str(tmp_path), info).is_packed == packed, "it takes more memory"
     small = write_run(IO, str(tmp_path), "small", 1, entries((1, 1, 0, 0), (2**63 + 1, 2, 0, 0)), 10_000)
     assert open_run(IO, str(tmp_path), small).is_packed
 

@@ -282,6 +282,20 @@ def test_a_second_process_looks_after_the_table_of_a_running_sink(
     assert not built
 
 
+@pytest.mark.parametrize("is_guest", [False, True])
+def test_a_second_process_merges_no_runs(
+    player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch, is_guest: bool
+) -> None:
+    """Such as `rowdelta reconcile`. The sink at work doesn't wait long for it, and has a merge of its own."""
+    apply(player, sink)
+    monkeypatch.setattr(keyindex, "_MERGED_BY_TASKS", 1000)
+    monkeypatch.setattr(keyindex, "plan_merge", lambda runs: tuple(run.name for run in runs))
+    index = player.opened(Clock(), is_guest=is_guest)._open.key_index
+    assert index is not None
+    index.synchronize(sink._open.stored)
+    assert bool(index.slice().merge) is not is_guest
+
+
 @pytest.fixture
 def long_player(tmp_path: Path) -> Iterator[Player]:
     """Its source sets and deletes each key many times."""
