@@ -12,6 +12,7 @@ aren't integers, and unpacked into memory when it is opened:
 
 import hashlib
 import json
+import mmap
 import os
 import stat
 import tempfile
@@ -244,11 +245,23 @@ def _unpacked(columns: Columns) -> Columns:
     """The reverse of `_packed`."""
     found: dict[str, npt.NDArray[Any]] = {}
     for name, column in columns.items():
-        found[name] = np.empty_like(column)
+        found[name] = _outside_of_the_heap(column)
         for number, part in enumerate(column.view(np.uint8).reshape(column.itemsize, -1)):
             _bytes_of(found[name])[:, number] = part  # faster than a transposed copy
-    found["high"] = np.cumsum(found["high"], dtype=np.uint64) if "high" in found else mixed(found["low"])
+    if "high" in found:
+        np.cumsum(found["high"], out=found["high"])
+    else:
+        found["high"] = _outside_of_the_heap(found["low"])
+        found["high"][:] = mixed(found["low"])
     return found
+
+
+def _outside_of_the_heap(like: npt.NDArray[Any]) -> npt.NDArray[Any]:
+    """A new array. In the heap it would stay for minutes between blocks that come and go, of which the process could
+    give none back.
+    """
+    memory = mmap.mmap(-1, like.nbytes, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    return np.frombuffer(memory, like.dtype)
 
 
 def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:

@@ -333,6 +333,9 @@ def _created(options: Mapping[str, str], output: JvmOutput) -> SparkSession:
     if SparkSession.getActiveSession() is not None:
         return builder.getOrCreate()
 
+    # of the JVM, whose hundreds of threads would keep memory of their own
+    os.environ.setdefault("MALLOC_ARENA_MAX", "2")
+
     def create() -> SparkSession:
         # PySpark would put all settings on the JVM's command line, which every user of the machine can read
         SparkContext._ensure_initialized(conf=_for_command_line(options))

@@ -243,7 +243,7 @@ def test_a_run_is_read_back_sorted_and_mapped(
     # entries of one key keep their order, newest first
     assert rows_of(run) == [(7, 3, 1, 2**32 - 1), (7, 9, TOMBSTONE, 0), (7, 9, 0, 1), (2**64 - 1, 1, 0, 5)]
     assert run.files == written.files
-    assert run.is_packed == run.high.flags.owndata == bool(most_packed)
+    assert run.is_packed == run.high.flags.writeable == bool(most_packed)
     assert open_run(PyArrowFileIO(), str(tmp_path), info) is run
     assert open_run(IO, f"file:{tmp_path}", info).high.tolist() == run.high.tolist()
 
