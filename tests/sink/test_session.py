@@ -141,6 +141,12 @@ def test_the_user_may_keep_workers_from_it() -> None:
     assert context.environment == {kept_columns.ALLOWED: ""}
 
 
+def test_the_jvms_threads_share_memory(spark: SparkSession) -> None:
+    jvm = spark._jvm
+    assert jvm is not None
+    assert jvm.System.getenv("MALLOC_ARENA_MAX") == os.environ["MALLOC_ARENA_MAX"]
+
+
 def test_workers_are_started_ahead(spark: SparkSession) -> None:
     jobs = spark.sparkContext.statusTracker()
     before = set(jobs.getJobIdsForGroup(None))
