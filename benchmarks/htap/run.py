@@ -14,6 +14,7 @@ from typing import Any
 
 import duckdb
 from pyspark.sql import DataFrame
+from pyspark.sql import functions as F
 
 from benchmarks.htap.orders import Orders
 from benchmarks.peers.readers import connect_duckdb
@@ -135,7 +136,8 @@ class Readers:
         """
         found = {}
         for name in self._job.formats:
-            frame, copy, ours, copys = self._opened(name), self._compacted(name), list[float](), list[float]()
+            frame = self._frame(name) if name != "delta" else self._newest(self._job.location(name))
+            copy, ours, copys = self._compacted(name, frame), list[float](), list[float]()
             for _ in range(_TURNS):
                 ours.append(_timed(partial(_scanned, frame)))
                 copys.append(_timed(partial(_scanned, copy)))
@@ -147,26 +149,19 @@ class Readers:
             return self._spark.read.format("delta").load(str(self._job.location(name)))
         return self._spark.table(f"{CATALOG}.soak.{name}")
 
-    def _opened(self, name: str) -> DataFrame:
-        """A table's state of now. A frame of a Delta table would look for a newer one in each query."""
-        if name != "delta":
-            return self._frame(name)
-        place = self._job.location(name)
+    def _newest(self, place: Path) -> DataFrame:
+        """The newest version of a Delta table. Without its number, each query would look for a newer one."""
         newest = max(int(commit.stem) for commit in (place / "_delta_log").glob("*[0-9].json"))
         return self._spark.read.format("delta").option("versionAsOf", newest).load(str(place))
 
-    def _compacted(self, name: str) -> DataFrame:
+    def _compacted(self, name: str, frame: DataFrame) -> DataFrame:
         if name == "delta":
-            path = str(self._job.folder / "copies" / name)
-            self._frame(name).repartition("region").write.format("delta").partitionBy("region").mode("overwrite").save(
-                path
-            )
-            return self._spark.read.format("delta").load(path)
+            place = self._job.folder / "copies" / name
+            writer = frame.repartition("region").write.format("delta").partitionBy("region")
+            writer.mode("overwrite").save(str(place))
+            return self._newest(place)
         copy = f"{CATALOG}.copies.{name}"
-        self._spark.sql(
-            f"CREATE OR REPLACE TABLE {copy} USING iceberg PARTITIONED BY (region) AS "
-            f"SELECT * FROM {CATALOG}.soak.{name} ORDER BY region"
-        )
+        frame.sort("region").writeTo(copy).using("iceberg").partitionedBy(F.col("region")).createOrReplace()
         return self._spark.table(copy)
 
 

@@ -60,7 +60,7 @@ ms for a million entries."""
 _UNPACKED_BYTES = 144_000_000
 """A process keeps so many bytes of packed runs in memory: 6 million entries, fewer of an index with order values."""
 _UNUSED_SECONDS = 60.0
-"""A run that nobody has looked into for so long is closed as another one is opened. Spark ends idle workers then."""
+"""A run that nobody has looked into for so long makes room for another one."""
 _FILES = b"files"
 _PACKED = b"packed"
 """Key in the metadata of packed runs."""
@@ -271,9 +271,10 @@ def _bytes_of(column: npt.NDArray[Any]) -> npt.NDArray[np.uint8]:
 
 @dataclass
 class _Opened:
-    """A mapped run, the copy or mark in the cache folder that it needs, and when that was touched."""
+    """A mapped run, its file, the copy or mark in the cache folder that it needs, and when that was touched."""
 
     run: Run
+    path: Path
     used: Sequence[Path]
     touched: float = field(default_factory=time.monotonic)
     looked_into: float = 0.0
@@ -314,15 +315,18 @@ def open_run(io: FileIO, location: str, info: RunInfo) -> Run:
 
 
 def _close_some() -> None:
-    """Close runs that nobody has looked into for some time, such as those that were merged. If too many are in use, the
-    last one isn't kept: who looks into all runs in turn would find none of them if the oldest had to go.
+    """Close runs that nobody has looked into for some time and that take memory, or disk space though they are gone. If
+    too many are in use, the last one isn't kept: who looks into all runs in turn would find none of them if the oldest
+    had to go.
     """
     unused = time.monotonic() - _UNUSED_SECONDS
-    for key in [key for key, each in _opened.items() if each.looked_into < unused]:
-        del _opened[key]
+    for key, each in list(_opened.items()):
+        if each.looked_into < unused and (each.run.is_packed or not each.path.exists()):
+            del _opened[key]
     unpacked = sum(each.run.unpacked_bytes for each in _opened.values())
     while len(_opened) > _OPEN_RUNS or unpacked > _UNPACKED_BYTES:
-        _, closed = _opened.popitem()
+        is_unused = next(iter(_opened.values())).looked_into < unused
+        _, closed = _opened.popitem(last=not is_unused)
         unpacked -= closed.run.unpacked_bytes
 
 
@@ -369,7 +373,7 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
         raise CorruptIndexError(f"{path} is missing") from e
     except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
-    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), used)
+    return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), Path(local), used)
 
 
 def _verified(path: str, info: RunInfo) -> Path | None:

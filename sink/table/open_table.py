@@ -38,7 +38,7 @@ class OpenTable:
     :param resolved: its entry of the configuration, with its key.
     :param plan: what the tasks write, for the layout that the table has now.
     :param is_guest: another process of the sink may apply micro-batches to the table. So nothing of the key index is
-        deleted that this object doesn't know.
+        deleted that this object doesn't know, and its runs aren't merged.
     """
 
     def __init__(

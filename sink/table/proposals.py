@@ -75,7 +75,7 @@ class Proposals:
     def again(self, request: ChangeSet, written: Written, refused: Refused, retries: Retries) -> ChangeSet | None:
         """What is left of a refused proposal, to be sent again. None if the micro-batch must be written again.
 
-        :raises IndexLostError: likewise.
+        :raises IndexLostError: it must be written again, with another index.
         :raises RowdeltaError: another run has committed, the table was rolled back, or there are no more retries.
         """
         return self._same_files(request, refused, retries) or self._amended(request, written, refused, retries)

@@ -309,17 +309,24 @@ def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch:
     assert len(runs._opened) == 2
 
 
-def test_a_run_that_nobody_uses_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The driver looks into each run for some seconds only, until it is merged."""
+@pytest.mark.parametrize("is_packed", [True, False])
+def test_a_run_that_nobody_uses_is_not_kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, is_packed: bool) -> None:
+    """The driver looks into each run for some seconds only, until it is merged. One that is mapped takes no memory, and
+    would have to be verified again, but for one that was merged away.
+    """
     monkeypatch.setattr(runs, "_opened", OrderedDict())
-    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0))) for n in range(4)]
-    for info in infos[:3]:
-        open_run(IO, str(tmp_path), info)
-    for info in infos[:2]:
+    if not is_packed:
+        monkeypatch.setattr(runs, "_PACKED_ENTRIES", 0)
+    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0))) for n in range(5)]
+    for info in infos[:4]:
+        assert open_run(IO, str(tmp_path), info).is_packed == is_packed
+    for gone in ("r0", "r2"):
+        (tmp_path / gone).unlink()
+    for info in (infos[0], infos[1]):
         runs._opened[str(tmp_path), info].looked_into -= 100
-    open_run(IO, str(tmp_path), infos[1])
-    open_run(IO, str(tmp_path), infos[3])
-    assert [opened.run.info for opened in runs._opened.values()] == [infos[2], infos[1], infos[3]]
+    open_run(IO, str(tmp_path), infos[4])
+    kept = [opened.run.info for opened in runs._opened.values()]
+    assert kept == infos[2 if is_packed else 1 :], "r2 was looked into just now, as by a micro-batch before its merge"
 
 
 def test_order_values_of_packed_runs_take_memory_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
