@@ -317,7 +317,7 @@ def test_a_run_that_nobody_uses_is_not_kept(tmp_path: Path, monkeypatch: pytest.
     monkeypatch.setattr(runs, "_opened", OrderedDict())
     if not is_packed:
         monkeypatch.setattr(runs, "_PACKED_ENTRIES", 0)
-    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0))) for n in range(5)]
+    infos = [write_run(IO, str(tmp_path), f"r{n}", 1, entries((0, n, 0, 0), (2**63, n, 0, 0))) for n in range(5)]
     for info in infos[:4]:
         assert open_run(IO, str(tmp_path), info).is_packed == is_packed
     for gone in ("r0", "r2"):
