@@ -60,6 +60,7 @@ def _figures(plan: Sample) -> Iterator[tuple[str, str, Figure]]:
     yield "index: bytes written for a change", "B", _bytes(plan, "index")
     for group in ("driver", "jvm", "workers"):
         yield f"memory, {group}", "MB", _memory(group)
+    yield "machine: the same piece of work", "ms", _machine
 
 
 def _age(name: str, percent: int) -> Figure:
@@ -88,6 +89,10 @@ def _bytes(plan: Sample, name: str) -> Figure:
 
 def _memory(group: str) -> Figure:
     return lambda samples: statistics.median(sample["processes"][f"{group}_memory_bytes"] / 1e6 for sample in samples)
+
+
+def _machine(samples: Sequence[Sample]) -> float:
+    return float(statistics.median(sample["machine_seconds"] * 1000 for sample in samples))
 
 
 def _table(plan: Sample, samples: Sequence[Sample]) -> Iterator[str]:
