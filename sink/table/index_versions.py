@@ -67,10 +67,10 @@ class StoredVersions:
         folders = {"runs": kept, "versions": {f"{name}.json"}, "vectors": set(version.vectors.files)}
         self._folder.delete(
             [
-                f"{folder}/{name}"
+                f"{folder}/{file}"
                 for folder, keep in folders.items()
-                for name in self._folder.names(folder)
-                if name.removeprefix(".").removesuffix(".crc") not in keep
+                for file in self._folder.names(folder)
+                if file.removeprefix(".").removesuffix(".crc") not in keep
             ]
         )
 
