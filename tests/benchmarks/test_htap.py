@@ -54,6 +54,7 @@ def test_the_page_compares_the_second_sixth_with_the_last_one(tmp_path: Path) ->
             "processes": {f"{group}_memory_bytes": 5e6 for group in ("driver", "jvm", "workers")},
             "live": {name: {"live_data_files": 8.0, "commits": 2.0} for name in of_tables},
             "beside_compacted": {"v3": 1.25, "delta": 1.5},
+            "machine_seconds": 0.05,
         }
 
     end = {"compared": {"v3": [], "delta": ["3 rows, not 4"]}, "rows": 2_000_100}
