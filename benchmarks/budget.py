@@ -27,7 +27,6 @@ from pyiceberg.table import StaticTable
 from pyspark.sql import SparkSession
 
 from benchmarks.bench import FILES_PER_BATCH, RowdeltaCase
-from benchmarks.pages import OTHERS, OURS, drawn
 from benchmarks.peers.readers import connect_duckdb, newest_metadata
 from benchmarks.processes import commit, cpu_clock
 from benchmarks.streams import CATALOG, TimedPipeline, build_session
@@ -51,8 +50,8 @@ QUERIES = {
     "a key": f"SELECT * FROM {{}} WHERE {KEY}",
 }
 """A whole scan begins with the columns of `Totals`."""
-PICTURE = Path("docs/images/budget.png")
-RESULTS = Path("benchmarks/results/budget.json")
+RESULTS = Path("benchmarks/results/budget.jsonl")
+"""A line for each call."""
 
 
 @dataclass
@@ -268,18 +267,6 @@ def table(found: Sequence[Measured]) -> str:
     return "\n".join(lines)
 
 
-def draw(found: Sequence[Measured], picture: Path) -> None:
-    formats = list(dict.fromkeys(each.format for each in found))
-    with drawn(picture, 1, len(formats), 3.0 * len(formats), 2.6) as axes:
-        for axis, kind in zip(axes[0], formats, strict=True):
-            of_kind = sorted((each for each in found if each.format == kind), key=lambda each: each.budget)
-            budgets, base = [each.budget for each in of_kind], of_kind[0].mean
-            axis.plot(budgets, [each.slow("Spark, all") for each in of_kind], "o-", color=OURS, label="scan")
-            axis.plot(budgets, [each.mean / base for each in of_kind], "o-", color=OTHERS, label="micro-batch")
-            axis.set(title=kind, xlabel="budget", ylim=(0, None))
-            axis.legend()
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--formats", nargs="+", choices=FORMATS, default=FORMATS)
@@ -309,8 +296,8 @@ def main() -> None:
     print(table(found))
     figures = {"commit": commit(), "rows": args.rows, "events": args.events, "keys": args.keys, "every": args.every}
     figures["inserts_from"] = args.inserts_from
-    RESULTS.write_text(json.dumps(figures | {"cases": [asdict(each) for each in found]}, indent=2) + "\n")
-    draw(found, PICTURE)
+    with RESULTS.open("a") as results:
+        results.write(json.dumps(figures | {"cases": [asdict(each) for each in found]}) + "\n")
 
 
 if __name__ == "__main__":
