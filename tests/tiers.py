@@ -312,8 +312,8 @@ NIGHTLY: Mapping[str, Sequence[str]] = {
 """As `PROOF`."""
 
 BEYOND = (
-    "Beyond these, `make test-all` has all combinations of format, mode and partitioning; processes, signals and "
-    "clusters; faults of servers, stores and disks; databases with Debezium; other readers; other versions of Spark."
+    "Beyond these, `make test-all` has all combinations of format, mode and partitioning; processes and signals; "
+    "faults of servers and stores; databases with Debezium; other readers; the oldest Spark."
 )
 
 
