@@ -32,7 +32,9 @@ Figures = dict[str, Any]
 
 
 def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int, work: Path) -> Iterator[Figures]:
-    """Measure cases, peer by peer, and yield the figures of each as soon as it is done."""
+    """Measure cases in their order, each peer in a process of its own, and yield the figures of each as soon as it is
+    done.
+    """
     scale = SCALES[scale_name]
     of_run = {
         "scale": scale_name,
@@ -48,45 +50,21 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
     }
     warehouse = work / "warehouse"
     with PythonProgram("benchmarks.peers.readers", work / "readers.log", str(warehouse)) as readers:
-        for peer in dict.fromkeys(peer for peer, _ in cases):
-            yield from (
-                of_run | asdict(peer) | {"peer": peer.name} | figures
-                for figures in _of_peer(
-                    peer, [each for who, each in cases if who == peer], files, scale, warehouse, work, readers
-                )
-            )
-
-
-def _of_peer(
-    peer: Peer,
-    of: Sequence[Changelog],
-    files: dict[tuple[Changelog, Scale], Files],
-    scale: Scale,
-    warehouse: Path,
-    work: Path,
-    readers: PythonProgram,
-) -> Iterator[Figures]:
-    with ExitStack() as stack:
-        writer: Writer | None = None
-        for changelog in of:
-            figures: Figures = {"changelog": changelog.name, **asdict(changelog)}
-            if reason := refused(peer, changelog):
-                yield figures | {"skipped": reason}
-                continue
+        for peer, changelog in cases:
+            figures: Figures = {"peer": peer.name, "changelog": changelog.name, **asdict(changelog)}
+            of_case = files[changelog, scale_of(peer, changelog, scale)]
             try:
-                if writer is None:
-                    writer = stack.enter_context(_writer(peer, warehouse, work, readers))
+                if reason := refused(peer, changelog):
+                    raise RefusedError(reason)
+                with _writer(peer, warehouse, work, readers) as writer:
                     if scale.warm:
                         _warm_up(writer, peer, changelog, warehouse, work, readers)
-                of_case = files[changelog, scale_of(peer, changelog, scale)]
-                yield figures | _of_case(writer, peer, changelog, of_case, scale, warehouse, work, readers)
+                    figures |= _of_case(writer, peer, changelog, of_case, scale, warehouse, work, readers)
             except RefusedError as error:
-                yield figures | {"skipped": str(error)}
+                figures["skipped"] = str(error)
             except WriterError as error:
-                # the next case gets a new process: who knows in what state this one is
-                stack.close()
-                writer = None
-                yield figures | {"failed": str(error)[-2000:]}
+                figures["failed"] = str(error)[-2000:]
+            yield of_run | asdict(peer) | figures
 
 
 @contextmanager

@@ -1,7 +1,7 @@
 """The processes that write tables. Each is asked in lines of text, and answers with the seconds of each micro-batch.
 
-A peer has a process of its own, so that its CPU time and memory are known. It writes one table after another, so that
-all but the first find it warm; a small table comes before the first.
+A peer has a process of its own for each changelog, so that its CPU time and memory are known. It writes a small table
+first, so that what is measured finds it warm.
 """
 
 import json
