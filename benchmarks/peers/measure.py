@@ -11,6 +11,8 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+import pyspark
+
 from benchmarks.peers import changelogs, kinds
 from benchmarks.peers.cases import PEERS, SCALES, Changelog, Peer, Scale, refused, scale_of
 from benchmarks.peers.changelogs import Files, Mark
@@ -42,6 +44,7 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
         "commit": commit(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
+        "spark": pyspark.__version__,
     }
     wanted = dict.fromkeys((changelog, scale_of(peer, changelog, scale)) for peer, changelog in cases)
     files = {

@@ -81,7 +81,7 @@ def _facts(cases: Sequence[Figures]) -> dict[str, str]:
         "events": f"{scale.events:,}",
         "changes": f"{scale.events * 17 // 10:,}",
         "shapes": "\n".join(shapes),
-        "spark": "4.0.2",
+        "spark": ", ".join(sorted({figures["spark"] for figures in cases})),
     }
 
 
