@@ -104,6 +104,7 @@ bench: jdk $(VENV)/.with-dev ## The benchmarks: rowdelta and MERGE INTO (Iceberg
 
 bench-peers: jdk $(VENV)/.with-dev ## rowdelta, MERGE INTO and Flink on the same changelogs, with what readers pay; writes docs/benchmarks.md
 	$(BIN)/python -m benchmarks.peers
+	$(BIN)/python -m benchmarks.peers --scale large --only '(skewed|uniform), not'
 
 soak: jdk $(VENV)/.with-dev ## Ten thousand micro-batches with kills into three tables; writes docs/soak.md
 	$(BIN)/python -m benchmarks.soak

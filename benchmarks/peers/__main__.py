@@ -13,7 +13,7 @@ from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES
 
 def main() -> None:
     parser = argparse.ArgumentParser(prog="python -m benchmarks.peers", description=__doc__)
-    parser.add_argument("--scale", choices=SCALES, default="full")
+    parser.add_argument("--scale", choices=SCALES, default="small")
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--only", default="", help="a regular expression for `PEER: CHANGELOG`, as --list shows them")
     parser.add_argument("--list", action="store_true", help="show the cases, and measure nothing")

@@ -109,7 +109,6 @@ SCALES = {
     "tiny": Scale(rows=2_000, events=200, marks=(1, 2), scans=1, warm=False),
     "small": Scale(rows=200_000, events=10_000, marks=(1, 5, 20, 100)),
     "large": Scale(rows=2_000_000, events=100_000, marks=(20,), scans=3),
-    "full": Scale(rows=2_000_000, events=50_000, marks=(1, 5, 20, 100)),
 }
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from benchmarks.pages import OTHERS, OURS, drawn, folded, p99, report
-from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES, Changelog
+from benchmarks.peers.cases import CHANGELOGS, PEERS, SCALES, SHAPES
 
 Figures = dict[str, Any]
 
@@ -43,10 +43,7 @@ def write(results: Path, page: Path) -> None:
     cases = newest(results)
     parts = [_BEGIN.read_text(encoding="utf-8").format(**_facts(cases))]
     parts += [_run(cases)]
-    for changelog in CHANGELOGS:
-        of = [figures for figures in cases if figures["changelog"] == changelog.name]
-        if of:
-            parts.append(_changelog(changelog, of, page.parent / "images"))
+    parts += [_changelog(of, page.parent / "images") for of in _tables(cases)]
     parts.append(_bytes(cases))
     parts.append(_losses(cases))
     parts.append(_left_out(cases))
@@ -56,12 +53,23 @@ def write(results: Path, page: Path) -> None:
 
 
 def newest(results: Path) -> list[Figures]:
-    """The last line of each case at the scale of the last line, in the order of the cases."""
+    """The last line of each case, in the order of the cases."""
     lines = [json.loads(line) for line in results.read_text(encoding="utf-8").splitlines()]
-    scale = lines[-1]["scale"]
-    by_case = {(figures["peer"], figures["changelog"]): figures for figures in lines if figures["scale"] == scale}
-    names = [(peer.name, changelog.name) for changelog in CHANGELOGS for peer in PEERS]
+    by_case = {(figures["scale"], figures["changelog"], figures["peer"]): figures for figures in lines}
+    names = [(scale, changelog.name, peer.name) for scale in SCALES for changelog in CHANGELOGS for peer in PEERS]
     return [by_case[name] for name in names if name in by_case]
+
+
+def _tables(cases: Iterable[Figures]) -> list[list[Figures]]:
+    """What was measured of each changelog at each scale."""
+    tables: dict[str, list[Figures]] = {}
+    for figures in _measured(cases):
+        tables.setdefault(_changelog_of(figures), []).append(figures)
+    return list(tables.values())
+
+
+def _changelog_of(figures: Figures) -> str:
+    return f"{figures['changelog']}, {figures['scale']}"
 
 
 def _measured(cases: Iterable[Figures]) -> list[Figures]:
@@ -69,7 +77,11 @@ def _measured(cases: Iterable[Figures]) -> list[Figures]:
 
 
 def _facts(cases: Sequence[Figures]) -> dict[str, str]:
-    scale = SCALES[cases[0]["scale"]]
+    scales = []
+    for name in dict.fromkeys(figures["scale"] for figures in cases):
+        scale = SCALES[name]
+        events = f"{scale.events:,} ({scale.events * 17 // 10:,})"
+        scales.append(f"| {name} | {scale.rows:,} | {events} | {scale.marks[-1]} |")
     shapes = []
     for changelog in CHANGELOGS[:4]:
         shape = SHAPES[changelog.shape]
@@ -77,9 +89,7 @@ def _facts(cases: Sequence[Figures]) -> dict[str, str]:
         keys = f"Zipf({shape.zipf})" if shape.zipf else "any, with the same chance"
         shapes.append(f"| {changelog.shape} | {shape.updates:.0%}, {shape.deletes:.0%}, {inserts:.0%} | {keys} |")
     return {
-        "rows": f"{scale.rows:,}",
-        "events": f"{scale.events:,}",
-        "changes": f"{scale.events * 17 // 10:,}",
+        "scales": "\n".join(scales),
         "shapes": "\n".join(shapes),
         "spark": ", ".join(sorted({figures["spark"] for figures in cases})),
     }
@@ -95,9 +105,8 @@ def _run(cases: Sequence[Figures]) -> str:
     days = sorted({figures["began"][:10] for figures in measured})
     text = (
         f"## The run\n\nMeasured on {', '.join(days)} at commit {', '.join(commits)}, in "
-        f"{len({figures['began'] for figures in measured})} run(s), on two cores, local disk; "
-        f"scale `{cases[0]['scale']}`. The same small piece of work took "
-        f"{best:.2f} s at best, and {worst:.2f} s at worst."
+        f"{len({figures['began'] for figures in measured})} run(s), on two cores, local disk. "
+        f"The same small piece of work took {best:.2f} s at best, and {worst:.2f} s at worst."
     )
     if worst > _BUSY * best:
         text += (
@@ -112,20 +121,18 @@ def _best_machine(measured: Sequence[Figures]) -> float:
     return min(float(min(figures["machine_seconds"])) for figures in measured)
 
 
-def _changelog(changelog: Changelog, cases: Sequence[Figures], images: Path) -> str:
-    measured = _measured(cases)
-    if not measured:
-        return ""
-    image = f"benchmarks-{changelog.shape}-{changelog.partitioning}.png"
+def _changelog(measured: Sequence[Figures], images: Path) -> str:
+    name = _changelog_of(measured[0])
+    image = "benchmarks-{scale}-{shape}-{partitioning}.png".format_map(measured[0])
     _plot(measured, images / image)
     longest = max(measured, key=lambda figures: len(figures["seconds"]))
     most = len(longest["seconds"])
     after = ", ".join(str(mark["batch"]) for mark in longest["marks"])
     return "\n".join(
         [
-            f"## {changelog.name[0].upper()}{changelog.name[1:]}\n",
+            f"## {name[0].upper()}{name[1:]}\n",
             f"![Seconds of a micro-batch, and of a scan after each mark](images/{image})\n",
-            "| peer | seconds a micro-batch: median, p99 | rows/s | CPU ms per 1,000 rows | bytes a change: table, all "
+            "| peer | seconds a micro-batch: median, mean, p99 | rows/s | CPU ms per 1,000 rows | bytes a change: table, all "
             "| memory, MB | machine |",
             "|---|---|---:|---:|---|---:|---:|",
             *(_writes(figures, _best_machine(measured), most) for figures in measured),
@@ -147,7 +154,7 @@ def bytes_by_kind(figures: Figures) -> str:
 
 def _bytes(cases: Sequence[Figures]) -> str:
     rows = [
-        f"| {figures['changelog']} | {figures['peer']} | {told} |"
+        f"| {_changelog_of(figures)} | {figures['peer']} | {told} |"
         for figures in _measured(cases)
         if (told := bytes_by_kind(figures))
     ]
@@ -177,11 +184,15 @@ def _writes(figures: Figures, best: float, most: int) -> str:
     equal = "" if figures["equal"] else " **differs from the source**"
     busy = statistics.median(figures["machine_seconds"]) / best
     return (
-        f"| {name}{equal} | {statistics.median(figures['seconds']):.2f}, {_p99(figures):.2f} "
+        f"| {name}{equal} | {statistics.median(figures['seconds']):.2f}, {_mean(figures):.2f}, {_p99(figures):.2f} "
         f"| {changes / sum(figures['seconds']):,.0f} | {figures['cpu_seconds'] / changes * 1e6:,.0f} "
         f"| {figures['table_bytes'] / changes:,.0f}, {figures['written_bytes'] / changes:,.0f} "
         f"| {figures['memory_bytes'] / 1e6:,.0f} | {busy:.1f} |"
     )
+
+
+def _mean(figures: Figures) -> float:
+    return statistics.fmean(figures["seconds"])
 
 
 def _p99(figures: Figures) -> float:
@@ -213,6 +224,7 @@ def _last(reader: str, query: str) -> Callable[[Figures], float]:
 
 _FIGURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
     ("median micro-batch", "s", lambda figures: statistics.median(figures["seconds"])),
+    ("mean micro-batch", "s", _mean),
     ("slowest or p99 micro-batch", "s", _p99),
     ("CPU per 1,000 rows", "ms", lambda figures: figures["cpu_seconds"] / figures["changes"] * 1e6),
     ("bytes a change in the table", "B", lambda figures: figures["table_bytes"] / figures["changes"]),
@@ -226,10 +238,8 @@ _FIGURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
 
 def _losses(cases: Sequence[Figures]) -> str:
     """Where another peer of the same kind of table is better than rowdelta's default."""
-    measured = _measured(cases)
     rows = []
-    for changelog in CHANGELOGS:
-        of = [figures for figures in measured if figures["changelog"] == changelog.name]
+    for of in _tables(cases):
         for ours in (each for each in of if each["program"] == "rowdelta" and each["deletes"] == "position"):
             for name, unit, figure in _FIGURES:
                 better = [
@@ -244,9 +254,10 @@ def _losses(cases: Sequence[Figures]) -> str:
                 if better:
                     told = "; ".join(f"{other['peer']}: {_number(figure(other))}" for other in better)
                     rows.append(
-                        f"| {changelog.name} | {ours['peer']} | {name}, {unit} | {_number(figure(ours))} | {told} |"
+                        f"| {_changelog_of(ours)} | {ours['peer']} | {name}, {unit} | {_number(figure(ours))} "
+                        f"| {told} |"
                     )
-    if not measured:
+    if not _measured(cases):
         return ""
     if not rows:
         return "## Where we lose\n\nIn no case was another peer more than 10 % better than `deletes: position`.\n"
@@ -282,7 +293,7 @@ def _left_out(cases: Sequence[Figures]) -> str:
         for kind in ("skipped", "failed"):
             if kind in figures:
                 reason = " ".join(figures[kind].split())[-300:].replace("|", "\\|")
-                reasons.setdefault((figures["peer"], f"{kind}: {reason}"), []).append(figures["changelog"])
+                reasons.setdefault((figures["peer"], f"{kind}: {reason}"), []).append(_changelog_of(figures))
     if not reasons:
         return ""
     rows = [f"| {peer} | {'; '.join(of)} | {reason} |" for (peer, reason), of in reasons.items()]

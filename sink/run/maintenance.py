@@ -392,11 +392,13 @@ class Maintenance:
         try:
             is_written = sink.upkeep.write_rewrite(begun)
         finally:
+            known.wasted += begun.written_bytes  # until it is committed
             with self._turn(member, sink) as has_turn:
                 done = sink.upkeep.end_rewrite(begun, written=is_written and has_turn)
         if done is None:
-            known.wasted += begun.written_bytes
             known.looked_at, known.written_then = now, written
+        else:
+            known.wasted -= begun.written_bytes
         return done
 
 

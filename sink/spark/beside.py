@@ -13,6 +13,7 @@ from sink.spark.session import MAINTENANCE_POOL, activate
 T = TypeVar("T")
 
 _THREADS = 2
+"""For short work, and as many for long work."""
 
 
 def take_pool(spark: SparkSession) -> None:
@@ -31,17 +32,20 @@ def cancel(spark: SparkSession) -> None:
     spark.sparkContext.cancelJobsWithTag(MAINTENANCE_POOL)
 
 
-def beside(spark: SparkSession, work: Callable[[], T]) -> Future[T]:
-    """Do some work, of all tables at most two at a time."""
+def beside(spark: SparkSession, work: Callable[[], T], *, is_long: bool = False) -> Future[T]:
+    """Do some work, of all tables at most two at a time.
+
+    :param is_long: whether it may take minutes. It has threads of its own, so that short work needn't wait for it.
+    """
 
     def in_pool() -> T:
         take_pool(spark)  # for each: a thread of the JVM's may have changed hands
         return work()
 
-    return _threads(spark.sparkContext).submit(in_pool)
+    return _threads(spark.sparkContext, is_long).submit(in_pool)
 
 
-@functools.lru_cache(maxsize=1)
-def _threads(context: SparkContext) -> ThreadPoolExecutor:
-    del context  # a new one has new threads: those of the JVM are its own
+@functools.lru_cache(maxsize=2)
+def _threads(context: SparkContext, is_long: bool) -> ThreadPoolExecutor:
+    del context, is_long  # a new context has new threads: those of the JVM are its own
     return ThreadPoolExecutor(_THREADS, "rowdelta-beside")

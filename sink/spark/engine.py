@@ -56,8 +56,8 @@ class SparkEngine:
     def another(self) -> "SparkEngine":
         return SparkEngine(self._config, self._table, self._dead_letters)
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
-        return beside(self._table.spark, work)
+    def beside(self, work: Callable[[], T], *, is_long: bool = False) -> Future[T]:
+        return beside(self._table.spark, work, is_long=is_long)
 
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> SparkWriter:
         return SparkWriter(self._table.spark, self._config, plan, tasks, files, self._dead_letters)

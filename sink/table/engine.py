@@ -136,8 +136,11 @@ class Engine(Protocol):
     def another(self) -> "Engine":
         """An engine of the same table, whose tasks may run at the same time."""
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
-        """Do some work beside micro-batches. Its jobs get what these leave free, and end with the run."""
+    def beside(self, work: Callable[[], T], *, is_long: bool = False) -> Future[T]:
+        """Do some work beside micro-batches. Its jobs get what these leave free, and end with the run.
+
+        :param is_long: whether it may take minutes. Short work of any table doesn't wait for it.
+        """
 
     def writer(self, plan: TablePlan, tasks: TaskPlans, files: Scratch) -> BatchWriter: ...
 

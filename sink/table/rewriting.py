@@ -38,11 +38,13 @@ from sink.table.moving import move_rows
 from sink.table.observer import RewriteDone, RewriteKind, RewriteStarted, live_files, nobody
 from sink.table.open_table import OpenTable
 from sink.targets.notes import SINK_ID
-from sink.targets.values import CommitUnknownError, IndexCommit, Rewrite, refusal
+from sink.targets.values import CommitUnknownError, IndexCommit, Refused, Rewrite, refusal
 
 log = logging.getLogger("rowdelta")
 
 _SUSPECTED_SECONDS = 86400.0
+_MOST_SENT = 5
+"""So often a rewrite is sent while others commit at the same moment. Micro-batches wait meanwhile."""
 
 
 @dataclass(frozen=True)
@@ -55,7 +57,7 @@ class Chosen:
     :param replaced: what names the files (`Rewrite.replaced`). None: it is looked up when they are committed.
     :param on_driver: whether the driver moves the rows: a Spark job would cost more than it saves.
     :param is_counted: whether it is part of the budget.
-    :param set_aside: call this if the files could not be replaced together, so that others come first.
+    :param set_aside: call this if the files could not be replaced, so that others come first.
     """
 
     kind: RewriteKind
@@ -260,17 +262,14 @@ class Rewriting:
     def _committed(self, begun: RunningRewrite, key_index: KeyIndex | None) -> RewriteDone | None:
         """Commit the new files. None if the rewrite gave way."""
         started, opened, chosen = time.monotonic(), self._open, begun.chosen
-        opened.catch_up()
-        if key_index is None or key_index is not opened.key_index or opened.stored is None:
-            return None
-        with before_commit(opened.name):
-            key_index.synchronize(opened.stored)
-            replaced, adopted = self._adopted(begun, key_index)
-        if adopted is None:
-            log.info("%s: its files were changed by others meanwhile; not rewritten", opened.name)
-        if adopted is None or not self._send(begun, opened.stored.operation, adopted.files, replaced, adopted.index):
-            if len(begun.groups) > 1:
-                chosen.set_aside()
+        for _ in range(_MOST_SENT):
+            adopted = self._sent(begun, key_index)
+            if not (isinstance(adopted, Refused) and adopted.again == "send"):
+                break
+        if isinstance(adopted, Refused):
+            self._log_failure(begun, adopted.why, logging.INFO)
+            chosen.set_aside()
+        if not isinstance(adopted, Adopted):
             return None
         begun.scratch.discard(adopted.dropped)
         begun.scratch.keep()
@@ -296,6 +295,23 @@ class Rewriting:
             bytes_written=begun.written_bytes,
         )
 
+    def _sent(self, begun: RunningRewrite, key_index: KeyIndex | None) -> Adopted | Refused | None:
+        """Commit the new files as they fit what the table has now. None if the index was built again."""
+        opened, before = self._open, tuple(begun.scratch.paths)
+        opened.catch_up()
+        if key_index is None or key_index is not opened.key_index or opened.stored is None:
+            return None
+        with before_commit(opened.name):
+            key_index.synchronize(opened.stored)
+            replaced, adopted = self._adopted(begun, key_index)
+        if adopted is None:
+            return Refused("others changed them, or the table, meanwhile")
+        refused = self._send(begun, opened.stored.operation, adopted.files, replaced, adopted.index)
+        if refused is None:
+            return adopted
+        begun.scratch.discard(set(begun.scratch.paths).difference(before))
+        return refused
+
     def _adopted(self, begun: RunningRewrite, key_index: KeyIndex) -> tuple[Sequence[Any], Adopted | None]:
         """What names the files in the commit, and what replaces them. None if others have changed them meanwhile."""
         upkeep, chosen = self._table.upkeep(), begun.chosen
@@ -318,24 +334,23 @@ class Rewriting:
 
     def _send(
         self, begun: RunningRewrite, operation: str, files: Sequence[str], replaced: Sequence[Any], index: IndexCommit
-    ) -> bool:
+    ) -> Refused | None:
         prefix, chosen = self._open.prefix, begun.chosen
         summary = {**chosen.note, SINK_ID: prefix.removeprefix("rowdelta.")}
         name = f"{prefix}.rewritten"
         spent = int(self._table.property(name) or 0) + begun.written_bytes
         properties = {name: str(spent)} if chosen.is_counted else {}
         begun.is_sent = True
-        outcome = self._table.commit(
-            Rewrite(prefix, operation, files, replaced, index, summary, begun.written_for, properties)
+        return refusal(
+            self._table.commit(
+                Rewrite(prefix, operation, files, replaced, index, summary, begun.written_for, properties)
+            )
         )
-        refused = refusal(outcome)
-        if refused is not None:
-            self._log_failure(begun, refused.why)
-        return refused is None
 
-    def _log_failure(self, begun: RunningRewrite, message: str) -> None:
+    def _log_failure(self, begun: RunningRewrite, message: str, level: int = logging.WARNING) -> None:
         reason = message.split("\n", 1)[0]
-        level = logging.INFO if "cancelled" in reason else logging.WARNING  # as when the run ends
+        if "cancelled" in reason:  # as when the run ends
+            level = logging.INFO
         what = "small files not merged" if begun.chosen.is_of_stream else "files not rewritten"
         log.log(level, "%s: %s, tried again later: %s", self._table.name, what, reason)
 

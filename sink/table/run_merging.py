@@ -55,7 +55,7 @@ class RunMerging:
         if self._merge is None and index.merge:
             name, names = uuid4().hex, frozenset(index.merge)
             newest = max(run.sequence for run in index.runs if run.name in names)
-            written = self._engine.beside(partial(self._engine.merge_runs, index, name))
+            written = self._engine.beside(partial(self._engine.merge_runs, index, name), is_long=True)
             self._merge = _Merge(name, names, newest, written)
 
     def taken_in(self, runs: Sequence[RunInfo]) -> list[RunInfo]:

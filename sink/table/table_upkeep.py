@@ -22,9 +22,12 @@ from sink.table.stale_deletes import StaleDeletes
 from sink.targets.own_state import COUNTED, is_cleaning_due, note_cleaning, rewrite_credit
 from sink.targets.seam import Table
 from sink.targets.upkeep_values import Compacted
-from sink.targets.values import StoredPosition
+from sink.targets.values import CommitUnknownError, StoredPosition
 
 log = logging.getLogger("rowdelta")
+
+_MOST_WAITED = 60.0
+"""Seconds that the stream waits for a merge, which may be stuck, or wait itself for other tables' merges."""
 
 
 class TableUpkeep:
@@ -111,14 +114,22 @@ class TableUpkeep:
     def end_merge(self, *, wait: bool) -> None:
         """Commit the merge of small files, if it is written.
 
-        :param wait: until it is.
+        :param wait: until it is, but at most a minute.
         """
         if self._merge is None or not (wait or self._merge[1].done()):
             return
-        (begun, written), self._merge = self._merge, None
+        merge, self._merge = self._merge, None
+        begun, written = merge
         if not written.done():
             log.info("%s: waiting until small files are merged", self._open.name)
-        self.end_rewrite(begun, written=written.result())
+        try:
+            is_written = written.result(_MOST_WAITED)
+        except TimeoutError:
+            self._merge = merge
+            self._small_files.start_over()  # the stream waits again when as many have come
+            log.warning("%s: small files are still being merged. The stream goes on", self._open.name)
+            return
+        self.end_rewrite(begun, written=is_written)
 
     def abandon_merge(self) -> None:
         """Give up the merges of small files, and of the key index's runs: somebody else has the table now, or nobody.
@@ -151,7 +162,11 @@ class TableUpkeep:
 
     def end_rewrite(self, begun: RunningRewrite, *, written: bool = True) -> RewriteDone | None:
         """Commit the new files, or give them up. See `Rewriting.end`."""
-        done = self._rewriting.end(begun, written=written)
+        try:
+            done = self._rewriting.end(begun, written=written)
+        except CommitUnknownError as error:
+            error.is_harmless = True  # whatever came of it, the table has the same rows
+            raise
         if done is not None:
             self._see_committed()
         return done

@@ -146,7 +146,8 @@ class MemoryEngine:
     def another(self) -> "MemoryEngine":
         return self
 
-    def beside(self, work: Callable[[], T]) -> Future[T]:
+    def beside(self, work: Callable[[], T], *, is_long: bool = False) -> Future[T]:
+        del is_long
         later = Later(work, self._is_ready or (lambda: True))
         if self._is_ready is None:
             later.done()

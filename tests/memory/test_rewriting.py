@@ -3,6 +3,7 @@
 import logging
 import shutil
 from collections.abc import Iterator, Sequence
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -15,12 +16,14 @@ import pytest
 from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.keyindex import runs as index_runs
 from sink.errors import TemporaryError
-from sink.run.supervisor import Member
-from sink.table import keyindex, rewriting
+from sink.run.supervisor import Member, is_harmless
+from sink.table import keyindex, rewriting, table_upkeep
 from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
+from sink.table.minor_compaction import SmallFiles
 from sink.table.patterns import ResolvedTable
 from sink.table.rewriting import Chosen, RunningRewrite
+from sink.targets.values import CommitUnknownError, Outcome, Refused, Unknown
 from tests.memory.engine import MemoryEngine
 from tests.memory.storage import Clock
 from tests.memory.stories import KEYS, Operation, Player, Story, tiny_thresholds
@@ -51,6 +54,11 @@ def sink(player: Player) -> TableSink:
 
 def apply(player: Player, sink: TableSink) -> None:
     assert player._apply(sink, BATCH)
+
+
+def apply_all(player: Player, sink: TableSink) -> None:
+    while player._apply(sink, BATCH):
+        pass
 
 
 def rewrite(sink: TableSink) -> bool:
@@ -501,6 +509,87 @@ def test_a_rewrite_gives_way_to_a_truncate(tmp_path: Path) -> None:
     player._drain()
     player.check()
     player._check_no_orphans()
+
+
+def test_a_rewrite_is_sent_again_if_others_commit_at_the_same_moment(
+    player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else it would hardly ever be committed beside a writer who commits each second. Its rows needn't move again."""
+    send, refused = MemoryCommitter.rewrite, list[None]()
+
+    def rewrite_late(self: MemoryCommitter, request: Any) -> Outcome:
+        if len(refused) < 2:
+            refused.append(None)
+            player._append()
+            player._delete()
+            return Refused("others committed", again="send")
+        return send(self, request)
+
+    begun = sink.upkeep.begin_rewrite(ALL_FILES)
+    assert begun is not None
+    assert sink.upkeep.write_rewrite(begun)
+    apply(player, sink)
+    with monkeypatch.context() as patch:
+        patch.setattr(MemoryCommitter, "rewrite", rewrite_late)
+        patch.setattr(player.random, "randrange", lambda *_: 100)  # they delete no row
+        assert sink.upkeep.end_rewrite(begun) is not None
+    assert len(refused) == 2
+    check(player, sink)
+
+
+def test_files_whose_rewrite_gave_way_leave_the_budget_to_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Somebody may delete from a file again and again, each time before it is rewritten."""
+    new = (Operation("set", key, value=key) for key in range(2 * BATCH))
+    player = Player(Story((*new, Operation("delete", 0), Operation("delete", BATCH)), ()), tmp_path)
+    sink = player.opened(Clock())
+    apply_all(player, sink)
+    options = replace(ALL_FILES, max_file_group_size=1)
+    begun = sink.upkeep.begin_rewrite(options)
+    assert begun is not None
+    assert sink.upkeep.write_rewrite(begun)
+    [path] = begun.paths
+    with monkeypatch.context() as patch:
+        patch.setattr(player.random, "randrange", lambda _: player._live_rows(player.store.live[path])[0][3])
+        player._delete()
+    assert sink.upkeep.end_rewrite(begun) is None
+    rewritten = set[str]()
+    while (following := sink.upkeep.begin_rewrite(options)) is not None:
+        rewritten |= following.paths
+        assert sink.upkeep.end_rewrite(following, written=sink.upkeep.write_rewrite(following)) is not None
+    assert rewritten
+    assert path not in rewritten
+    player._drain()
+    player.check()
+
+
+def test_the_stream_goes_on_though_a_merge_never_ends(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It is stuck, or waits itself for merges of other tables."""
+    story = Story(tuple(Operation("set", n % KEYS, value=n) for n in range(60)), (), merges="on the driver")
+    with tiny_thresholds(story):
+        monkeypatch.setattr(table_upkeep, "_MOST_WAITED", 0.01)
+        monkeypatch.setattr(SmallFiles, "are_too_many", True)
+        monkeypatch.setattr(MemoryEngine, "beside", lambda *_, **__: Future[Any]())
+        player = Player(story, tmp_path)
+        sink = player.opened(Clock())
+        for _ in range(20):
+            apply(player, sink)
+        assert sink.upkeep._merge is not None
+        sink.upkeep.abandon_merge()
+        player.check()
+
+
+def test_a_merge_of_unknown_outcome_is_harmless(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The table has the same rows either way, so a job of one table isn't ended by it."""
+    story = Story(tuple(Operation("set", n % KEYS, value=n) for n in range(60)), (), merges="on the driver")
+    with tiny_thresholds(story):
+        player = Player(story, tmp_path)
+        monkeypatch.setattr(MemoryCommitter, "rewrite", lambda *_: Unknown("no answer"))
+        sink = player.opened(Clock())
+        with pytest.raises(CommitUnknownError) as raised:
+            apply_all(player, sink)
+        assert is_harmless(raised.value)
 
 
 def test_a_table_that_is_not_open_any_more_leaves_no_file_of_a_merge(tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 import functools
 import json
 import logging
+import threading
 import zlib
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
@@ -22,6 +23,7 @@ from sink import plans
 from sink.errors import TableError, TemporaryError
 from sink.results import IndexPart, TaskResult
 from sink.spark import deletes as delete_tasks
+from sink.spark.beside import beside
 from sink.spark.engine import HadoopFolder
 from sink.spark.keyreading import read_keys
 from sink.spark.session import MAINTENANCE_POOL
@@ -578,6 +580,17 @@ def test_merges_keep_the_keys_of_tasks_that_got_no_changes(spark: SparkSession, 
         apply(job, *(insert(n) for n in range(10)))
         apply(job, update(*range(10)))
     assert job.rows() == [row(n, "us") for n in range(10)]
+
+
+def test_what_the_stream_may_wait_for_does_not_wait_for_merges_of_runs(spark: SparkSession) -> None:
+    """Those of tables with a hundred million keys take minutes."""
+    release = threading.Event()
+    merges = [beside(spark, release.wait, is_long=True) for _ in range(3)]
+    try:
+        assert beside(spark, lambda: "merged").result(30) == "merged"
+    finally:
+        release.set()
+    assert all(merge.result(30) for merge in merges)
 
 
 def test_larger_runs_are_merged_by_a_job_beside_the_stream(

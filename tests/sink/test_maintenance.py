@@ -940,6 +940,21 @@ def test_only_what_a_compaction_may_have_written_is_lost_with_it() -> None:
     assert known.wasted == 300
 
 
+@pytest.mark.parametrize("came", ["commit", "refusal", "error"])
+def test_what_a_rewrite_has_written_for_nothing_counts(came: str) -> None:
+    """Also if its end fails: else each attempt would write as much again as the budget allows."""
+    sink = Mock(written_bytes=0)
+    sink.upkeep.credit.return_value = 1000
+    sink.upkeep.begin_rewrite.return_value.written_bytes = 300
+    sink.upkeep.end_rewrite.return_value = None if came == "refusal" else RewriteDone("lake.n.t", "rewrite", 2, 1, 400)
+    sink.upkeep.end_rewrite.side_effect = TemporaryError("no answer") if came == "error" else None
+    thread, known = Maintenance(Mock(), Mock(), Mock()), maintenance._Table(sink)
+    with suppress(TemporaryError):
+        thread._rewrite(Mock(sink=sink, turn=threading.Lock()), known, MaintenanceSection())
+    sink.upkeep.end_rewrite.assert_called_once()
+    assert known.wasted == (0 if came == "commit" else 300)
+
+
 def test_nothing_is_deleted_of_a_table_that_may_be_another_one() -> None:
     sink = Mock()
     sink.upkeep.drop_dangling_deletes.side_effect = TableGoneError("it was dropped and created again")
