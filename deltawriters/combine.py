@@ -42,6 +42,9 @@ def combined(
     """The last change of each key in each buffer of changes, and all bad records. Partial rows stay too, and removals
     of rows that went to another key, and no other change is left out for their sake: they build on it.
 
+    For each batch that it takes it gives at least one, if only an empty one. So whoever has several of these can let
+    them take turns (`sink.spark.tasks.decode.decode_together`).
+
     :param changes: changelog rows (`changelog.rows`) of one schema.
     :param key: names of the key columns.
     :param columns: names of the table's columns in the table's order. Their content settles ties, as in the delta
@@ -64,6 +67,7 @@ def combined(
                 yield from remaining
                 return
         if size < buffer_bytes:
+            yield batch.slice(0, 0)
             continue
         last = _last_changes(batches, key, columns, left_out, keeps_removals)
         yield from last.to_batches(_BATCH)

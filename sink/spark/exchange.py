@@ -40,6 +40,9 @@ _BYTES = 16 * 1024 * 1024
 """Most Arrow bytes of a part. The JVM holds several copies of it."""
 
 
+_NOTHING = pa.RecordBatch.from_pydict({"task": pa.array([], pa.int32()), "rows": pa.array([], pa.binary())})
+
+
 def packed(
     changes: Iterable[pa.RecordBatch], tasks: int, keep_hash: bool, part_rows: int = PART_ROWS, first: int = 0
 ) -> Iterator[pa.RecordBatch]:
@@ -50,9 +53,12 @@ def packed(
     :param keep_hash: whether the receivers get `_rowdelta_hash` too.
     :param part_rows: about so many rows are gathered for each task before they are packed.
     :param first: number of the first receiving task.
-    :return: batches of `PACKED_SCHEMA`.
+    :return: batches of `PACKED_SCHEMA`, one at least for each batch of changes, if only an empty one (`combined`).
     """
     for batch in _gathered(changes, tasks * part_rows):
+        if not batch.num_rows:
+            yield _NOTHING
+            continue
         owners = owner(batch.column(HASH).to_numpy().view(np.uint64), tasks)
         order = np.argsort(owners.astype(np.uint16), kind="stable")  # by radix sort
         rows = (batch if keep_hash else batch.drop_columns([HASH])).take(pa.array(order))
@@ -167,15 +173,20 @@ def _names(tasks: int, context: SparkContext) -> tuple[int, ...]:
 
 
 def _gathered(changes: Iterable[pa.RecordBatch], rows: int) -> Iterator[pa.RecordBatch]:
-    """The same changes in batches of at least `rows` rows or `_BYTES` bytes; the last batch may be smaller."""
+    """The same changes in batches of at least `rows` rows or `_BYTES` bytes, but for the last one, and for an empty one
+    for each batch with which there are fewer.
+    """
     waiting, count, size = list[pa.RecordBatch](), 0, 0
     for batch in changes:
-        waiting.append(batch)
+        if batch.num_rows:  # an empty one may hold on to the memory of what it is a part of
+            waiting.append(batch)
         count += batch.num_rows
         size += batch.nbytes
         if count >= rows or size >= _BYTES:
             yield _one(waiting)
             waiting, count, size = [], 0, 0
+        else:
+            yield batch.slice(0, 0)
     if count:
         yield _one(waiting)
 

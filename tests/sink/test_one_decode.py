@@ -9,8 +9,10 @@ from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
+from functools import partial
 from itertools import islice
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, ClassVar
 from unittest.mock import Mock
 from uuid import uuid4
@@ -30,6 +32,7 @@ from sink.config import Config
 from sink.errors import RowdeltaError
 from sink.plans import Share
 from sink.results import TaskResult
+from sink.routing import KeyHash
 from sink.run.pipeline import Pipeline
 from sink.sources.source import Range, SharedRead, TableBatch
 from sink.spark.accumulators import ListParam
@@ -102,6 +105,27 @@ def test_no_step_gets_far_ahead(read: list[int]) -> None:
     assert taken == {"slow": 200, "fast": 200}
     assert max(ahead) <= 50
     assert read == [10] * 20
+
+
+def test_a_table_whose_changes_are_gathered_gets_no_further_than_the_others(read: list[int]) -> None:
+    """It has few of them, say, so a shuffle's part is full only at the end of the topic."""
+    taken, ahead = [0, 0], list[int]()
+
+    def noting(number: int, changes: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        for batch in changes:
+            taken[number] += len(batch)
+            ahead.append(abs(taken[0] - taken[1]))
+            yield batch
+
+    left_out = SimpleNamespace(add=lambda _: None)
+    combines = [write.Combine(("id",), tuple(COLUMNS), left_out, 1 << 26), None]  # type: ignore[arg-type]
+    routes = [partial(write.route, combine, KeyHash(("id",)), 2, False, 4096) for combine in combines]
+    steps = [lambda changes, n=n: routes[n](noting(n, changes)) for n in range(2)]
+    rows = sum(len(found) for found in decode.decode_together(decoders(), steps, batches(*[10] * 20)))
+    assert taken == [200, 200]
+    assert rows == 4, "a part for each of the two tasks"
+    assert max(ahead) <= 10
+    assert len(read) == 20
 
 
 @dataclass(frozen=True)

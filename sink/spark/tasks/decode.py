@@ -49,8 +49,8 @@ def decode_together(
 ) -> Iterator[pa.RecordBatch]:
     """Like `decode`, for several tables at once. What their steps yield comes in any order.
 
-    :param steps: what takes the changes of each table. None gets far ahead: what the others haven't taken yet is kept
-        in memory.
+    :param steps: what takes the changes of each table. What the others haven't taken yet is kept in memory. So that
+        none gets ahead, a step yields something, if only an empty batch, whenever it has taken one.
     """
     made = decoded_together(decoders, map(_completed, batches))
     taken = [0] * len(steps)
