@@ -25,6 +25,7 @@ from contextlib import suppress
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Self
+from weakref import WeakValueDictionary
 
 import numpy as np
 import numpy.typing as npt
@@ -368,12 +369,21 @@ def _open(io: FileIO, location: str, info: RunInfo) -> _Opened:
             columns = _unpacked(columns)
         high, low, file, pos = (columns[name] for name in ("high", "low", "file", "pos"))
         order = batch.column("order") if "order" in batch.schema.names else None
-        files = tuple(IndexedFile(**f) for f in json.loads(notes[_FILES]))
+        files = tuple(_shared(IndexedFile(**f)) for f in json.loads(notes[_FILES]))
     except FileNotFoundError as e:
         raise CorruptIndexError(f"{path} is missing") from e
     except _NO_RUN as e:
         raise CorruptIndexError(f"{path} is not an index run") from e
     return _Opened(Run(info, high, low, file, pos, files, order, _PACKED in notes), Path(local), used)
+
+
+_files = WeakValueDictionary[str, IndexedFile]()
+
+
+def _shared(file: IndexedFile) -> IndexedFile:
+    """One object for all runs that name the file: each of hundreds of runs may name all files of the table."""
+    known = _files.setdefault(file.path, file)
+    return known if known == file else file
 
 
 def _verified(path: str, info: RunInfo) -> Path | None:

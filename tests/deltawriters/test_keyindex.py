@@ -289,6 +289,15 @@ def test_larger_runs_are_packed_in_a_small_index_only(
     assert open_run(IO, str(tmp_path), small).is_packed
 
 
+def test_runs_that_name_the_same_files_share_what_is_known_of_them(tmp_path: Path) -> None:
+    """An index of a billion keys has 250 runs that are never merged, and each names all data files of the table."""
+    infos = [write_run(IO, str(tmp_path), f"r{n}", n, entries((1, n, 0, 0), files=("shared",))) for n in range(2)]
+    one, other = (open_run(IO, str(tmp_path), info) for info in infos)
+    assert one.files[0] is other.files[0]
+    changed = replace(entries((1, 1, 0, 0)), files=(replace(data_file("shared"), spec_id=7),))
+    assert open_run(IO, str(tmp_path), write_run(IO, str(tmp_path), "c", 3, changed)).files[0].spec_id == 7
+
+
 def test_a_process_holds_few_entries_of_packed_runs(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Who looks into more runs than that, in turn, finds those that are kept."""
     monkeypatch.setattr(runs, "_UNPACKED_BYTES", 5 * 24)
