@@ -11,7 +11,7 @@ Partitioning = Literal["plain", "day", "bucket"]
 
 BUCKETS = 8
 _MANY = 100
-"""So many micro-batches with equality deletes make a scan take minutes."""
+"""So many micro-batches of all peers take an hour and more: only the first changelog has them."""
 DAYS = 20
 """The rows of the first load were last changed within so many days."""
 
@@ -119,18 +119,11 @@ def refused(peer: Peer, changelog: Changelog) -> str:
     return ""
 
 
-def scale_of(peer: Peer, changelog: Changelog, scale: Scale) -> Scale:
-    """The scale without marks for which there are no rows left to delete, and without the last one if a scan takes
-    minutes by then, since nobody compacts the peer's equality deletes. The first changelog has it, and shows how many.
-    """
-    shape = SHAPES[changelog.shape]
-    inserts = 1 - shape.updates - shape.deletes
-    lost = round((shape.deletes - inserts) * scale.events)
-    marks = tuple(mark for mark in scale.marks if scale.rows - mark * lost >= scale.events)
-    is_slow = peer.deletes == "equality" or (peer.program == "flink" and not peer.maintenance)
-    if is_slow and changelog != CHANGELOGS[0] and marks[-1] >= _MANY:
-        marks = marks[:-1]
-    return replace(scale, marks=marks)
+def scale_of(changelog: Changelog, scale: Scale) -> Scale:
+    """The scale as far as it goes for a changelog: see `_MANY`."""
+    if changelog == CHANGELOGS[0]:
+        return scale
+    return replace(scale, marks=tuple(mark for mark in scale.marks if mark < _MANY))
 
 
 def shape_of(changelog: Changelog, scale: Scale) -> Shape:

@@ -46,23 +46,21 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
         "spark": pyspark.__version__,
     }
-    wanted = dict.fromkeys((changelog, scale_of(peer, changelog, scale)) for peer, changelog in cases)
     files = {
-        (changelog, of): changelogs.write(changelog, of, seed, work / "changelogs" / str(number))
-        for number, (changelog, of) in enumerate(wanted)
+        changelog: changelogs.write(changelog, scale_of(changelog, scale), seed, work / "changelogs" / str(number))
+        for number, changelog in enumerate(dict.fromkeys(changelog for _, changelog in cases))
     }
     warehouse = work / "warehouse"
     with PythonProgram("benchmarks.peers.readers", work / "readers.log", str(warehouse)) as readers:
         for peer, changelog in cases:
             figures: Figures = {"peer": peer.name, "changelog": changelog.name, **asdict(changelog)}
-            of_case = files[changelog, scale_of(peer, changelog, scale)]
             try:
                 if reason := refused(peer, changelog):
                     raise RefusedError(reason)
                 with _writer(peer, warehouse, work, readers) as writer:
                     if scale.warm:
                         _warm_up(writer, peer, changelog, warehouse, work, readers)
-                    figures |= _of_case(writer, peer, changelog, of_case, scale, warehouse, work, readers)
+                    figures |= _of_case(writer, peer, changelog, files[changelog], scale, warehouse, work, readers)
             except RefusedError as error:
                 figures["skipped"] = str(error)
             except WriterError as error:

@@ -125,22 +125,20 @@ def _changelog(measured: Sequence[Figures], images: Path) -> str:
     name = _changelog_of(measured[0])
     image = "benchmarks-{scale}-{shape}-{partitioning}.png".format_map(measured[0])
     _plot(measured, images / image)
-    longest = max(measured, key=lambda figures: len(figures["seconds"]))
-    most = len(longest["seconds"])
-    after = ", ".join(str(mark["batch"]) for mark in longest["marks"])
+    after = ", ".join(str(mark["batch"]) for mark in measured[0]["marks"])
     return "\n".join(
         [
             f"## {name[0].upper()}{name[1:]}\n",
             f"![Seconds of a micro-batch, and of a scan after each mark](images/{image})\n",
-            "| peer | seconds a micro-batch: median, mean, p99 | rows/s | CPU ms per 1,000 rows | bytes a change: table, all "
-            "| memory, MB | machine |",
+            "| peer | seconds a micro-batch: median, mean, p99 | rows/s | CPU ms per 1,000 rows "
+            "| bytes a change: table, all | memory, MB | machine |",
             "|---|---|---:|---:|---|---:|---:|",
-            *(_writes(figures, _best_machine(measured), most) for figures in measured),
+            *(_writes(figures, _best_machine(measured)) for figures in measured),
             "",
             f"Readers, after {after} micro-batches, in seconds:\n",
             "| peer | Spark: scan | look-up | DuckDB: scan | look-up |",
             "|---|---|---|---|---|",
-            *(_reads(figures, most) for figures in measured),
+            *(_reads(figures) for figures in measured),
             "",
         ]
     )
@@ -172,19 +170,12 @@ def _bytes(cases: Sequence[Figures]) -> str:
     )
 
 
-def _name(figures: Figures, most: int) -> str:
-    """The peer, with its number of micro-batches if others have more."""
-    count = len(figures["seconds"])
-    return f"{figures['peer']}{f' ({count} micro-batches)' if count < most else ''}"
-
-
-def _writes(figures: Figures, best: float, most: int) -> str:
+def _writes(figures: Figures, best: float) -> str:
     changes = figures["changes"]
-    name = _name(figures, most)
     equal = "" if figures["equal"] else " **differs from the source**"
     busy = statistics.median(figures["machine_seconds"]) / best
     return (
-        f"| {name}{equal} | {statistics.median(figures['seconds']):.2f}, {_mean(figures):.2f}, {_p99(figures):.2f} "
+        f"| {figures['peer']}{equal} | {statistics.median(figures['seconds']):.2f}, {_mean(figures):.2f}, {_p99(figures):.2f} "
         f"| {changes / sum(figures['seconds']):,.0f} | {figures['cpu_seconds'] / changes * 1e6:,.0f} "
         f"| {figures['table_bytes'] / changes:,.0f}, {figures['written_bytes'] / changes:,.0f} "
         f"| {figures['memory_bytes'] / 1e6:,.0f} | {busy:.1f} |"
@@ -199,13 +190,13 @@ def _p99(figures: Figures) -> float:
     return p99(figures["seconds"])
 
 
-def _reads(figures: Figures, most: int) -> str:
+def _reads(figures: Figures) -> str:
     cells = [
         ", ".join(_read(mark[reader], query) for mark in figures["marks"])
         for reader in ("spark", "duckdb")
         for query in ("scan", "point")
     ]
-    return f"| {_name(figures, most)} | {' | '.join(cells)} |"
+    return f"| {figures['peer']} | {' | '.join(cells)} |"
 
 
 def _read(found: Figures, query: str) -> str:
@@ -246,7 +237,6 @@ def _losses(cases: Sequence[Figures]) -> str:
                     other
                     for other in of
                     if other["program"] != "rowdelta"
-                    and len(other["seconds"]) == len(ours["seconds"])
                     and (other["format"] == "delta") == (ours["format"] == "delta")
                     and figure(other) < _BETTER * figure(ours)
                     and (unit != "s" or _alike(ours, other))
@@ -265,7 +255,7 @@ def _losses(cases: Sequence[Figures]) -> str:
         [
             "## Where we lose\n",
             "Every figure in which another peer is more than 10 % better than rowdelta's default, `deletes: position`, "
-            "on the same kind of table, after as many micro-batches. Of Iceberg's tables all versions are compared. "
+            "on the same kind of table. Of Iceberg's tables all versions are compared. "
             f"Seconds are compared only where the machine was alike: within a factor of {_BUSY}.\n",
             "| changelog | rowdelta | figure | rowdelta's | better |",
             "|---|---|---|---:|---|",
