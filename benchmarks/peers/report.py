@@ -174,12 +174,17 @@ def _writes(figures: Figures, best: float) -> str:
     changes = figures["changes"]
     equal = "" if figures["equal"] else " **differs from the source**"
     busy = statistics.median(figures["machine_seconds"]) / best
+    seconds = ", ".join(f"{of(figures):.2f}" for of in (_median, _mean, _p99))
     return (
-        f"| {figures['peer']}{equal} | {statistics.median(figures['seconds']):.2f}, {_mean(figures):.2f}, {_p99(figures):.2f} "
+        f"| {figures['peer']}{equal} | {seconds} "
         f"| {changes / sum(figures['seconds']):,.0f} | {figures['cpu_seconds'] / changes * 1e6:,.0f} "
         f"| {figures['table_bytes'] / changes:,.0f}, {figures['written_bytes'] / changes:,.0f} "
         f"| {figures['memory_bytes'] / 1e6:,.0f} | {busy:.1f} |"
     )
+
+
+def _median(figures: Figures) -> float:
+    return statistics.median(figures["seconds"])
 
 
 def _mean(figures: Figures) -> float:
@@ -214,7 +219,7 @@ def _last(reader: str, query: str) -> Callable[[Figures], float]:
 
 
 _FIGURES: tuple[tuple[str, str, Callable[[Figures], float]], ...] = (
-    ("median micro-batch", "s", lambda figures: statistics.median(figures["seconds"])),
+    ("median micro-batch", "s", _median),
     ("mean micro-batch", "s", _mean),
     ("slowest or p99 micro-batch", "s", _p99),
     ("CPU per 1,000 rows", "ms", lambda figures: figures["cpu_seconds"] / figures["changes"] * 1e6),
@@ -295,7 +300,7 @@ def _plot(measured: Sequence[Figures], path: Path) -> None:
         left, right = axes[0]
         names = [figures["peer"] for figures in measured]
         colors = [OURS if figures["program"] == "rowdelta" else OTHERS for figures in measured]
-        medians = [statistics.median(figures["seconds"]) for figures in measured]
+        medians = [_median(figures) for figures in measured]
         left.barh(names, medians, color=colors)
         left.plot([_p99(figures) for figures in measured], names, "|", color="black", markersize=9)
         left.invert_yaxis()
