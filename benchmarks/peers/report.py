@@ -184,7 +184,7 @@ def _writes(figures: Figures, best: float) -> str:
 
 
 def _median(figures: Figures) -> float:
-    return statistics.median(figures["seconds"])
+    return float(statistics.median(figures["seconds"]))
 
 
 def _mean(figures: Figures) -> float:
