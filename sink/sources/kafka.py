@@ -204,7 +204,7 @@ class KafkaSource(Topics):
         for topic in (topic for topic in table.topics if topic in ends):
             had = places.get(topic, {})
             found = self._left(table, topic, had, begins.get(topic, {}), ends[topic])
-            new = [p for p in found.end if not had.get(p)]
+            new = [p for p in found.end if p not in had]
             if new and any(had.values()) and self._caught_up.get((table.id, topic)) != batch_id:
                 self._caught_up[table.id, topic] = batch_id
                 earlier = self._before_new(topic, new, had)
@@ -227,7 +227,7 @@ class KafkaSource(Topics):
                 if p in ends.get(topic, {}) and begins.get(topic, {}).get(p, 0) < offset
             }
             records = functools.partial(_beyond, frame, overlap)
-        ahead = {topic: ends[topic] for topic in table.topics if topic in ends}
+        ahead = {topic: _begun(ends[topic], places.get(topic, {})) for topic in table.topics if topic in ends}
         end = self.furthest(position_of(table, ahead), position or {})
         count = sum(to - max(0, ours.begin[p]) for ours in own for p, to in ours.end.items())
         return TableBatch(records, end, count, share=SharedRead(own, read))
@@ -453,6 +453,13 @@ def raw_records(frame: DataFrame, headers: Sequence[str]) -> DataFrame:
 
 def _named(header: str) -> Callable[[Column], Column]:
     return lambda found: found["key"] == header.removeprefix(HEADERS)
+
+
+def _begun(ends: Offsets, had: Offsets) -> Offsets:
+    """Without partitions that were added and have no message yet: their first ones may be newer than what is unread of
+    others (`KafkaSource._before_new`). Those of a table's start are known, and empty.
+    """
+    return {partition: offset for partition, offset in ends.items() if offset or partition in had}
 
 
 def _beyond(frame: DataFrame, overlap: Mapping[Part, int]) -> DataFrame:

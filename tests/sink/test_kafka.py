@@ -785,6 +785,44 @@ def test_a_partition_that_is_added_comes_after_what_is_older(
     assert job.rows() == [order(1, "new"), order(2, "new"), order(3, "c")]
 
 
+def test_the_first_message_of_a_partition_that_was_always_there_waits_for_no_other(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka
+) -> None:
+    """No key has moved to it. So a micro-batch is as large as the source's options say."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": "2"})
+    kafka.create_topic(job.topic(), 2)
+    now = int(time.time() * 1000) - 60_000
+    job.produce([insert(order(1, "a"))], partition=0, timestamp=now)
+    job.run()
+    for second in range(1, 9):
+        job.produce([insert(order(second, "b"), "u")], partition=0, timestamp=now + second * 1000)
+    job.produce([insert(order(9, "c"))], partition=1, timestamp=now + 10_000)
+    before = job.snapshots()
+    job.run()
+    assert job.rows() == [*(order(n, "b") for n in range(1, 9)), order(9, "c")]
+    assert job.snapshots() - before >= 4
+
+
+def test_a_partition_that_is_added_empty_comes_after_what_is_older(
+    spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
+) -> None:
+    """A micro-batch may know of it before it has a message."""
+    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": "2"})
+    kafka.create_topic(job.topic(), 2)
+    now = int(time.time() * 1000) - 60_000
+    job.produce([insert(order(1, "a"))], partition=0, timestamp=now)
+    job.run()
+    admin.create_partitions([NewPartitions(job.topic(), 3)])[job.topic()].result(30)
+    job.produce([insert(order(2, "a"))], partition=1, timestamp=now)
+    job.run()
+    for second in range(1, 7):
+        job.produce([insert(order(1, f"old {second}"), "u")], partition=1, timestamp=now + second * 1000)
+    job.produce([insert(order(3, "c"))], partition=2, timestamp=now + 10_000)
+    job.produce([insert(order(1, "new"), "u")], partition=0, timestamp=now + 11_000)
+    job.run()
+    assert job.rows() == [order(1, "new"), order(2, "a"), order(3, "c")]
+
+
 def test_a_truncate_before_a_second_partition_is_applied(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
 ) -> None:
