@@ -98,7 +98,8 @@ class RunningRewrite:
     :param written_bytes: of `files`.
     :param index_lost: what is wrong with the key index, if that was found out while its rows were moved.
     :param is_abandoned: whether nobody waits for it any more, and so nothing is told of it.
-    :param is_sent: whether its commit was sent. After an error that says nothing of the commit, its files must stay.
+    :param is_sent: whether its commit was sent, and not refused. After an error that says nothing of the commit, its
+        files must stay.
     """
 
     name: str
@@ -309,6 +310,7 @@ class Rewriting:
         refused = self._send(begun, opened.stored.operation, adopted.files, replaced, adopted.index)
         if refused is None:
             return adopted
+        begun.is_sent = False
         begun.scratch.discard(set(begun.scratch.paths).difference(before))
         return refused
 
