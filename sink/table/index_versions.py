@@ -26,6 +26,8 @@ class StoredVersions:
         """
         self._held: list[str] = []
         """Likewise, runs that are pinned."""
+        self._unnamed = set[str]()
+        """Files that nothing named when orphans were removed last."""
 
     def read(self, name: str) -> IndexVersion:
         """:raises IndexLostError: it is damaged.
@@ -61,18 +63,33 @@ class StoredVersions:
         :param name: the version's. None: it isn't stored.
         """
         self._current = name
-        if self._is_guest:
+        if not self._is_guest:
+            self._folder.delete(self._not_of(version))
+
+    def remove_orphans(self, version: IndexVersion, named: str | None) -> None:
+        """Delete files that come from guests, and from tasks that died. They may be at work on some, so only what
+        nothing named the last time either is deleted: call this seldom.
+
+        :param version: the current one.
+        :param named: the name of the version that the table names. If it is a guest's, nothing is deleted.
+        """
+        if self._is_guest or named is None or named != self._current:
             return
+        used = {*self._obsolete, *(f"runs/{run}" for run in self._held)}
+        unnamed = {path for path in self._not_of(version) if path not in used}
+        self._folder.delete(unnamed & self._unnamed)
+        self._unnamed = unnamed
+
+    def _not_of(self, version: IndexVersion) -> list[str]:
+        """Files that the current version doesn't name."""
         kept = {run.name for run in version.runs}
-        folders = {"runs": kept, "versions": {f"{name}.json"}, "vectors": set(version.vectors.files)}
-        self._folder.delete(
-            [
-                f"{folder}/{file}"
-                for folder, keep in folders.items()
-                for file in self._folder.names(folder)
-                if file.removeprefix(".").removesuffix(".crc") not in keep
-            ]
-        )
+        folders = {"runs": kept, "versions": {f"{self._current}.json"}, "vectors": set(version.vectors.files)}
+        return [
+            f"{folder}/{file}"
+            for folder, keep in folders.items()
+            for file in self._folder.names(folder)
+            if file.removeprefix(".").removesuffix(".crc") not in keep
+        ]
 
     def see_committed(
         self, name: str, before: IndexVersion, version: IndexVersion, spent: Iterable[str], pinned: Collection[str]

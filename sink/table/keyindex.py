@@ -212,6 +212,14 @@ class KeyIndex:
         # what came of the last commit may be unknown
         self._merging.drop(kept=() if self._prepared is None else self._prepared.version.runs)
 
+    def remove_orphans(self, stored: StoredPosition) -> None:
+        """Delete files of the index that nothing names, nor did the last time. Call this seldom.
+
+        :param stored: the table's position.
+        """
+        if self._version is not None and stored.index is not None:
+            self._stored.remove_orphans(self._version, str(stored.index["version"]))
+
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Bring the index up to the table's current snapshot.
 

@@ -71,8 +71,11 @@ class TableUpkeep:
         return is_cleaning_due(self._config, self._open.table, every)
 
     def note_cleaning(self) -> None:
-        """Store that orphans were removed now."""
+        """Store that orphans were removed now, and remove those of the key index."""
         note_cleaning(self._config, self._open.table)
+        self._open.catch_up()
+        if self._open.key_index is not None and self._open.stored is not None:
+            self._open.key_index.remove_orphans(self._open.stored)
 
     def note_compacted(self, done: Compacted) -> None:
         """Count what was rewritten without a commit of the sink's own."""

@@ -304,6 +304,25 @@ def test_a_second_process_merges_no_runs(
     assert bool(index.slice().merge) is not is_guest
 
 
+def test_what_a_second_process_left_in_the_folder_of_the_index_goes(player: Player, sink: TableSink) -> None:
+    """The sink may run for months beside a nightly `rowdelta maintain`. What is new may be in use."""
+    guest = player.opened(Clock(), is_guest=True)
+    assert rewrite(guest)
+    apply(player, sink)
+    folder = player.index / "runs"
+    before = set(folder.iterdir())
+    sink.upkeep.note_cleaning()
+    (folder / "new").touch()
+    assert set(folder.iterdir()) == before | {folder / "new"}
+    sink.upkeep.note_cleaning()
+    left = set(folder.iterdir())
+    assert folder / "new" in left
+    assert left < before | {folder / "new"}
+    assert sink._open.key_index is not None
+    assert {path.name for path in left} - {"new"} == {run.name for run in sink._open.key_index.slice().runs}
+    check(player, sink)
+
+
 @pytest.fixture
 def long_player(tmp_path: Path) -> Iterator[Player]:
     """Its source sets and deletes each key many times."""
