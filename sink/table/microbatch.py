@@ -151,10 +151,6 @@ class TableSink:
         return self._open.position
 
     @property
-    def _is_of_topics(self) -> bool:
-        return self._config.source.has_topics
-
-    @property
     def has_committed(self) -> bool:
         return self._open.stored is not None
 
