@@ -72,6 +72,7 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
 def _writer(peer: Peer, warehouse: Path, work: Path, readers: PythonProgram) -> Iterator[Writer]:
     number = PEERS.index(peer)
     log, folder = work / f"writer-{number}.log", _work_of(peer, work)
+    shutil.rmtree(folder, ignore_errors=True)  # of an earlier changelog
     if peer.program == "flink":
         with flink_program(log) as program:
             yield FlinkWriter(program, peer, folder, readers)
