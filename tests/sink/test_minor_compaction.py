@@ -489,6 +489,7 @@ def test_a_column_is_added_while_files_are_written(
     spark: SparkSession, tmp_path: Path, caplog: pytest.LogCaptureFixture, version: int, when: Any
 ) -> None:
     """The snapshot would say that the files have it, and later minor compactions look for it in them."""
+    caplog.set_level(logging.INFO, "rowdelta")
     job = new_job(spark, tmp_path, version)
     changes = Changes(job)
     changes.write(EVERY)
