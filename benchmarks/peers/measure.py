@@ -11,8 +11,6 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
-import pyspark
-
 from benchmarks.peers import changelogs, kinds
 from benchmarks.peers.cases import PEERS, SCALES, Changelog, Peer, Scale, refused, scale_of
 from benchmarks.peers.changelogs import Files, Mark
@@ -28,6 +26,7 @@ from benchmarks.peers.writers import (
     location_of,
 )
 from benchmarks.processes import FolderGrowth, PeakMemory, commit, cpu_seconds, machine_seconds, tree, written_bytes
+from sink.spark import versions
 
 Figures = dict[str, Any]
 """What one case came to, as it stands in a line of the results."""
@@ -44,7 +43,7 @@ def measure(cases: Sequence[tuple[Peer, Changelog]], scale_name: str, seed: int,
         "commit": commit(),
         "began": datetime.now(UTC).isoformat(timespec="seconds"),
         "machine": f"{platform.machine()}, Python {platform.python_version()}",
-        "spark": pyspark.__version__,
+        "spark": versions.installed().full,
     }
     files = {
         changelog: changelogs.write(changelog, scale_of(changelog, scale), seed, work / "changelogs" / str(number))

@@ -116,8 +116,9 @@ def test_what_came_before_is_gone_and_what_came_after_stays(
         hashed = list(to_all(KeyHash(KEY).added(parts), tasks))
         shares = [list(owned(hashed, number, tasks, keep_hash=False)) for number in range(tasks)]
         dealt: list[list[pa.RecordBatch]] = [[] for _ in range(tasks)]
-        for row in packed(hashed, tasks, keep_hash=False, part_rows=4):
-            dealt[row["task"][0].as_py()] += pa.ipc.open_stream(row["rows"][0].as_py())
+        for found in packed(hashed, tasks, keep_hash=False, part_rows=4):
+            for row in found.to_pylist():
+                dealt[row["task"]] += pa.ipc.open_stream(row["rows"])
         for way, share in (("kept", shares), ("dealt", dealt)):
             options = DeltaOptions(KEY, mode=mode, flush_bytes=flush_bytes, global_deletes=spec != UNPARTITIONED)
             files = [f for n, rows in enumerate(share) for f in written(table, options, rows, f"{n}-{way}")]
