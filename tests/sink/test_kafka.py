@@ -765,13 +765,18 @@ def test_what_belongs_to_a_position_goes_back_with_the_table(spark: SparkSession
     assert member.sink.table.property(streamed) == "[0]"
 
 
+def small_batches(spark: SparkSession, folder: Path, kafka: Kafka) -> tuple[KafkaJob, int]:
+    """A job that reads two messages at once from a topic of two partitions, and the time of the first ones."""
+    job = KafkaJob(spark, folder, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": "2"})
+    kafka.create_topic(job.topic(), 2)
+    return job, int(time.time() * 1000) - 60_000
+
+
 def test_a_partition_that_is_added_comes_after_what_is_older(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
 ) -> None:
     """Keys move to other partitions then, also to lower ones. A small micro-batch doesn't reach the older messages."""
-    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": "2"})
-    kafka.create_topic(job.topic(), 2)
-    now = int(time.time() * 1000) - 60_000
+    job, now = small_batches(spark, tmp_path, kafka)
     job.produce([insert(order(1, "a"))], partition=0, timestamp=now)
     job.produce([insert(order(2, "a"))], partition=1, timestamp=now)
     job.run()
@@ -789,9 +794,7 @@ def test_the_first_message_of_a_partition_that_was_always_there_waits_for_no_oth
     spark: SparkSession, tmp_path: Path, kafka: Kafka
 ) -> None:
     """No key has moved to it. So a micro-batch is as large as the source's options say."""
-    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": "2"})
-    kafka.create_topic(job.topic(), 2)
-    now = int(time.time() * 1000) - 60_000
+    job, now = small_batches(spark, tmp_path, kafka)
     job.produce([insert(order(1, "a"))], partition=0, timestamp=now)
     job.run()
     for second in range(1, 9):
@@ -807,9 +810,7 @@ def test_a_partition_that_is_added_empty_comes_after_what_is_older(
     spark: SparkSession, tmp_path: Path, kafka: Kafka, admin: AdminClient
 ) -> None:
     """A micro-batch may know of it before it has a message."""
-    job = KafkaJob(spark, tmp_path, kafka.bootstrap_servers, options={"maxOffsetsPerTrigger": "2"})
-    kafka.create_topic(job.topic(), 2)
-    now = int(time.time() * 1000) - 60_000
+    job, now = small_batches(spark, tmp_path, kafka)
     job.produce([insert(order(1, "a"))], partition=0, timestamp=now)
     job.run()
     admin.create_partitions([NewPartitions(job.topic(), 3)])[job.topic()].result(30)
