@@ -207,6 +207,8 @@ def _reads(figures: Figures) -> str:
 def _read(found: Figures, query: str) -> str:
     if "failed" in found:
         return "no"
+    if "slow" in found:
+        return f"> {found['slow']}" if query == "scan" else "not tried"
     return f"{found[query]:.{2 if found[query] >= 0.1 else 3}f}" if found["right"] else "wrong"
 
 

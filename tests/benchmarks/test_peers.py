@@ -118,13 +118,11 @@ def test_the_page_says_what_has_no_figures_and_what_readers_refuse(tmp_path: Pat
     refusing = line("rowdelta v2 equality")
     refusing["marks"] = [{"batch": 1, "spark": refusing["marks"][0]["spark"], "duckdb": {"failed": "no"}}]
     wrong = line("Flink v2 upsert")
-    wrong["marks"] = [
-        {"batch": 1, "spark": {**refusing["marks"][0]["spark"], "right": False}, "duckdb": {"failed": ""}}
-    ]
+    wrong["marks"] = [{"batch": 1, "spark": {**refusing["marks"][0]["spark"], "right": False}, "duckdb": {"slow": 120}}]
     skipped = line("rowdelta v2 copy-on-write", skipped="there is none yet")
     page = written(tmp_path, refusing, wrong, skipped)
     assert "| rowdelta v2 equality | 1.00 | 0.010 | no | no |" in page
-    assert "| Flink v2 upsert | wrong | wrong | no | no |" in page
+    assert "| Flink v2 upsert | wrong | wrong | > 120 | not tried |" in page
     assert "| rowdelta v2 copy-on-write | skewed, not partitioned, small | skipped: there is none yet |" in page
 
 
