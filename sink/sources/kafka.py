@@ -205,7 +205,7 @@ class KafkaSource(Topics):
             had = places.get(topic, {})
             found = self._left(table, topic, had, begins.get(topic, {}), ends[topic])
             new = [p for p in found.end if p not in had]
-            if new and any(had.values()) and self._caught_up.get((table.id, topic)) != batch_id:
+            if new and had and self._caught_up.get((table.id, topic)) != batch_id:
                 self._caught_up[table.id, topic] = batch_id
                 earlier = self._before_new(topic, new, had)
                 if earlier is not None:
@@ -263,7 +263,7 @@ class KafkaSource(Topics):
         with self._admin() as admin:
             latest = admin.offsets([topic], admin.latest()).get(topic, {})
             first = admin.first_since({(topic, p): 0 for p in new})
-            begin = {p: offset for p, offset in had.items() if offset and offset < latest.get(p, 0)}
+            begin = {p: offset for p, offset in had.items() if offset < latest.get(p, 0)}
             if not first or not begin:
                 return None
             oldest = min(timestamp for _, timestamp in first.values())
