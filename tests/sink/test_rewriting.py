@@ -173,6 +173,22 @@ def test_others_change_the_table_meanwhile(
     assert job.check_index() is not None
 
 
+@BOTH
+def test_an_append_at_the_same_moment_only_delays_a_rewrite(spark: SparkSession, tmp_path: Path, version: int) -> None:
+    """In version 2 its commit also has deletes of what micro-batches have deleted, and so Iceberg validates it against
+    all new files.
+    """
+    job = new_job(spark, tmp_path, version, tasks=1, table={"merge_small_files": False})
+    changes = Changes(job)
+    changes.write(6)
+    theirs = {"id": 10_000, "region": "theirs"}
+    with rewriting() as done, before_rewrite(lambda: job.append([theirs])):
+        job.run()
+    assert [each is not None for each in done] == [True]
+    assert job.rows() == [*changes.expected(), theirs]
+    assert job.unreferenced_files() == []
+
+
 MERGING_DELETES = RewriteOptions(min_input_files=2, min_file_size=0.0)
 """No data file is small, and they have so few deleted rows that only their delete files are merged."""
 

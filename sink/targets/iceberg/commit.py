@@ -106,7 +106,7 @@ class IcebergCommitter:
             self._login_refused = True
             # before the next attempt the table is refreshed, which logs in again
             return Refused(java_message(refusal), again="send")
-        if java_class(refusal) not in ("ValidationException", "CommitFailedException") and not _base_is_gone(refusal):
+        if not _is_conflict(refusal):
             # after an upgrade since staging, Iceberg's own retry refuses the delete files of the old format version
             other = self._other_layout(request)
             if other is not None:
@@ -344,14 +344,15 @@ class IcebergCommitter:
         """
         try:
             staged = self._stage_rewrite(request)
-        except JAVA_ERRORS as error:  # staging failed, so nothing was sent
-            return Refused(java_message(error))
-        if isinstance(staged, Refused):
-            return staged
-        settled = self._settle(staged)
+        except JAVA_ERRORS as error:  # nothing was sent
+            settled: Exception | Unknown | None = error
+        else:
+            if isinstance(staged, Refused):
+                return staged
+            settled = self._settle(staged)
         if settled is None or isinstance(settled, Unknown):
             return settled or Done()
-        return Refused(java_message(settled))
+        return Refused(java_message(settled), again="send" if _is_conflict(settled) else "write")
 
     def reset(self, prefix: str, state: Mapping[str, str], kept: Collection[str], *, empty: bool) -> Outcome:
         """See `Table.reset`. Iceberg would apply a transaction that was begun before to the table without its position,
@@ -485,6 +486,11 @@ class IcebergCommitter:
 
 def _is_data(file: JavaObject) -> bool:
     return str(file.content()) == "DATA"
+
+
+def _is_conflict(error: Exception) -> bool:
+    """Whether others have committed since the base, or at the same moment."""
+    return java_class(error) in ("ValidationException", "CommitFailedException") or _base_is_gone(error)
 
 
 def _base_is_gone(error: Exception) -> bool:
