@@ -49,8 +49,8 @@ def rewriting(
     written: dict[TableUpkeep, bool] = {}
     tend = TableUpkeep.tend
 
-    def take_step(self: TableUpkeep) -> None:
-        tend(self)
+    def take_step(self: TableUpkeep, *, may_wait: bool = False) -> None:
+        tend(self, may_wait=may_wait)
         number = at.get(self, 0)
         taken = steps[number % len(steps)]
         for step in (taken,) if isinstance(taken, str) else taken:

@@ -102,6 +102,11 @@ class Turn:
     def __exit__(self, *_: object) -> None:
         self._lock.release()
 
+    @property
+    def is_awaited(self) -> bool:
+        """Whether somebody waits for it."""
+        return self._next.locked()
+
     def pass_on(self) -> None:
         """Let others have it who wait, and take it again."""
         self._lock.release()
@@ -455,14 +460,14 @@ class Supervisor:
             for name in results:  # results are left over only if the job is ending
                 sinks[name].discard()
         # compactions come last, so that no table waits for another table's compaction
-        _finish(submit(self._attempt, _compact, member) for member in members if member.works)
+        _finish(submit(self._attempt, _tend, member) for member in members if member.works)
 
     def _apply_alone(self, stream: Stream, batch_id: int, frame: "DataFrame", member: Member) -> None:
         sink = _sink(member)
         batch = sink.batch(stream, batch_id, frame)
         while batch is not None:
             self._note_commit(member, batch, sink.apply_batch(batch_id, batch))
-            sink.upkeep.tend()
+            _tend(member)
             batch = self._next_part(stream, batch_id, frame, member) if batch.more else None
 
     def _next_part(self, stream: Stream, batch_id: int, frame: "DataFrame", member: Member) -> TableBatch | None:
@@ -628,8 +633,9 @@ def _sink(member: Member) -> TableSink:
     return member.sink
 
 
-def _compact(member: Member) -> None:
-    _sink(member).upkeep.tend()
+def _tend(member: Member) -> None:
+    """If maintenance waits to change the table, it is enough that the next micro-batch waits for that."""
+    _sink(member).upkeep.tend(may_wait=member.turn.is_awaited)
 
 
 def _finish(futures: Iterable[Future[None]]) -> None:

@@ -213,11 +213,13 @@ class KeyIndex:
         self._merging.drop(kept=() if self._prepared is None else self._prepared.version.runs)
 
     def remove_orphans(self, stored: StoredPosition) -> None:
-        """Delete files of the index that nothing names, nor did the last time. Call this seldom.
+        """Delete files of the index that nothing names, nor did the last time. Call this seldom. What was merged or
+        moved has files that no version names yet, and this may be long, if no micro-batch comes.
 
         :param stored: the table's position.
         """
-        if self._version is not None and stored.index is not None:
+        is_at_work = self._pins or self._merging.newest >= 0
+        if self._version is not None and stored.index is not None and not is_at_work:
             self._stored.remove_orphans(self._version, str(stored.index["version"]))
 
     def synchronize(self, stored: StoredPosition | None) -> None:

@@ -26,8 +26,9 @@ from sink.targets.values import CommitUnknownError, StoredPosition
 
 log = logging.getLogger("rowdelta")
 
-_MOST_WAITED = 60.0
-"""Seconds that the stream waits for a merge, which may be stuck, or wait itself for other tables' merges."""
+_MOST_WAITED, _MOST_WITH_COPIES = 60.0, 600.0
+"""Seconds that the stream waits for a merge, which may be stuck, or wait itself for other tables' merges. A micro-batch
+that copies files hardly ever leaves those of the merge as they are, so that its work would be lost."""
 
 
 class TableUpkeep:
@@ -91,11 +92,16 @@ class TableUpkeep:
         """Count the files that a micro-batch has added."""
         self._small_files.count(files)
 
-    def tend(self) -> None:
+    def tend(self, *, may_wait: bool = False) -> None:
         """Begin to merge small files if there are enough, commit those that are merged, and let the format do what it
         needs from time to time. Call this after each commit, at a time when other tables don't wait for it.
+
+        :param may_wait: whether the merge is left to a later commit, unless small files pile up.
         """
         opened = self._open
+        opened.table.upkeep().tend()
+        if may_wait and not self._small_files.are_too_many:
+            return
         self.end_merge(wait=self._small_files.are_too_many)
         is_wanted = opened.key_index is not None and opened.plan.section.merge_small_files
         if self._merge is None and is_wanted and self._small_files.are_due():
@@ -106,7 +112,6 @@ class TableUpkeep:
                 self.end_merge(wait=opened.plan.section.copies)  # the next micro-batch may replace the same files
         elif is_wanted and (self._look is None or self._look.done()):  # so that it is known when they are chosen
             self._look = opened.engine.beside(partial(opened.table.upkeep().look_at_last, opened.prefix))
-        opened.table.upkeep().tend()
 
     @property
     def has_merged(self) -> bool:
@@ -117,7 +122,7 @@ class TableUpkeep:
     def end_merge(self, *, wait: bool) -> None:
         """Commit the merge of small files, if it is written.
 
-        :param wait: until it is, but at most a minute.
+        :param wait: until it is, but not for ever.
         """
         if self._merge is None or not (wait or self._merge[1].done()):
             return
@@ -126,7 +131,7 @@ class TableUpkeep:
         if not written.done():
             log.info("%s: waiting until small files are merged", self._open.name)
         try:
-            is_written = written.result(_MOST_WAITED)
+            is_written = written.result(_MOST_WITH_COPIES if self._open.plan.section.copies else _MOST_WAITED)
         except TimeoutError:
             self._merge = merge
             self._small_files.start_over()  # the stream waits again when as many have come

@@ -2,8 +2,9 @@
 
 import logging
 import shutil
+import time
 from collections.abc import Iterator, Sequence
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -16,7 +17,7 @@ import pytest
 from deltawriters.keyindex import CorruptIndexError, RunInfo
 from deltawriters.keyindex import runs as index_runs
 from sink.errors import TemporaryError
-from sink.run.supervisor import Member, is_harmless
+from sink.run.supervisor import Member, Turn, is_harmless
 from sink.table import keyindex, rewriting, table_upkeep
 from sink.table.keyindex import KeyIndex
 from sink.table.microbatch import TableSink
@@ -184,6 +185,48 @@ def test_a_merge_that_can_not_begin_is_tried_again_soon(
         check(player, sink)
 
 
+def test_merges_let_maintenance_go_first_unless_small_files_pile_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A micro-batch waits for the commit of one of them, not of both."""
+    begun = list[str]()
+    monkeypatch.setattr(rewriting.Rewriting, "begin", lambda *_: begun.append("merge"))
+    operations = (Operation("set", number % KEYS, value=number) for number in range(30))
+    story = Story(tuple(operations), (), merges="on the driver")
+    with tiny_thresholds(story):
+        player = Player(story, tmp_path)
+        sink = player.opened(Clock())
+        for start in (0, BATCH):
+            sink.apply_batch(0, player._batch(start, start + BATCH))
+        sink.upkeep.tend(may_wait=True)
+        assert not begun
+        monkeypatch.setattr(SmallFiles, "are_too_many", True)
+        sink.upkeep.tend(may_wait=True)
+        assert len(begun) == 1
+        monkeypatch.setattr(SmallFiles, "are_too_many", False)
+        sink.upkeep.tend()
+        assert len(begun) == 2
+
+
+def test_a_turn_knows_whether_it_is_awaited() -> None:
+    turn = Turn()
+
+    def take() -> None:
+        with turn:
+            pass
+
+    with ThreadPoolExecutor(1) as pool, turn:
+        seen = [turn.is_awaited]
+        waiting = pool.submit(take)
+        while not turn.is_awaited:
+            assert not waiting.done()
+            time.sleep(0.001)
+        turn.pass_on()
+        waiting.result(5)
+        seen.append(turn.is_awaited)
+    assert seen == [False, False]
+
+
 def test_a_bad_file_stops_no_other_group(player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch) -> None:
     """What failed together is tried group by group."""
     for _ in range(2):
@@ -302,6 +345,26 @@ def test_a_second_process_merges_no_runs(
     assert index is not None
     index.synchronize(sink._open.stored)
     assert bool(index.slice().merge) is not is_guest
+
+
+def test_merged_runs_stay_until_a_micro_batch_takes_them_in(
+    player: Player, sink: TableSink, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """That may be long after: no look for orphans takes them for some."""
+    monkeypatch.setattr(KeyIndex, "_is_merged_beside", lambda *_: True)
+    monkeypatch.setattr(keyindex, "plan_merge", lambda runs: tuple(run.name for run in runs))
+    apply(player, sink)
+    index = sink._open.key_index
+    assert index is not None
+    merge = index._merging._merge
+    assert merge is not None
+    assert merge.written.result()
+    for _ in range(2):
+        sink.upkeep.note_cleaning()
+    apply(player, sink)
+    assert any(run.name.startswith(merge.name) for run in index.slice().runs)
+    assert {run.name for run in index.slice().runs} <= {path.name for path in (player.index / "runs").iterdir()}
+    check(player, sink)
 
 
 def test_what_a_second_process_left_in_the_folder_of_the_index_goes(player: Player, sink: TableSink) -> None:
