@@ -7,7 +7,6 @@ from pathlib import Path
 from pyspark.sql import SparkSession
 
 from sink.config import Config
-from sink.errors import TableError
 from sink.sources.engine import Engine, is_running
 from sink.sources.source import Source
 from sink.spark.engine import SparkEngine
@@ -27,9 +26,7 @@ def open_beside_runs(spark: SparkSession, config: Config, resolved: ResolvedTabl
     catalogs = Catalogs(spark, config)
     if resolved.error is not None:
         raise resolved.error
-    table = catalogs.load(resolved.section.target)
-    if table is None:
-        raise TableError(f"{resolved.section.target} does not exist yet. rowdelta run creates it.")
+    table = catalogs.existing(resolved.section.target)
     key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
     plan = plan_table(catalogs, config, with_key(resolved, key), table)
     return TableSink(config, resolved, table, plan, key, source, None, SparkEngine(config, table, None), is_guest=True)

@@ -40,7 +40,7 @@ from changelog.rows import BAD, BadRecord, order_column
 from sink.config import Config, TableSection
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import RECORD, Selection, same_record
-from sink.errors import ConfigError, DataError, TableError
+from sink.errors import ConfigError, DataError
 from sink.run.pipeline import open_source
 from sink.sources.kafka import KafkaSource
 from sink.sources.source import Position, TableBatch
@@ -148,15 +148,11 @@ class _Replay:
         self._config = config
         self._section = resolved.section
         catalogs = Catalogs(spark, config)
-        table = catalogs.load(self._section.target)
-        if table is None:
-            raise TableError(
-                f"{self._section.target} does not exist, so there is nothing to replay into. rowdelta run creates it."
-            )
+        table = catalogs.existing(self._section.target)
         self._source = source
         key = table_key(config, resolved, table, SparkSample(spark, config, resolved.section, source))
         plan = plan_table(catalogs, config, with_key(resolved, key), table)
-        check_tells_rows_apart(config, key, table, spark)
+        check_tells_rows_apart(config, plan.section, key, table, spark)
         self._section = plan.section
         engine = SparkEngine(config, table, None)
         self._sink = TableSink(config, resolved, table, plan, key, source, None, engine)

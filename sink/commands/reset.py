@@ -93,9 +93,7 @@ def find(spark: SparkSession, config: Config, name: str, *, empty: bool) -> Rese
     if resolved.error is not None:
         raise resolved.error
     section, prefix = resolved.section, property_prefix(config)
-    table = Catalogs(spark, config).load(section.target)
-    if table is None:
-        raise TableError(f"{section.target} does not exist. rowdelta run creates it.")
+    table = Catalogs(spark, config).existing(section.target)
     if section.mode != "upsert" and not empty and not table.is_empty():
         raise ConfigError(
             f"{table.name} has mode {section.mode}: reading its source again would duplicate its rows. Remove them too "

@@ -85,7 +85,7 @@ def history(spark: SparkSession, config: Config, name: str) -> History:
 
     :raises TableError: there is no such table.
     """
-    return _load(spark, config, name).reader().history(property_prefix(config))
+    return Catalogs(spark, config).existing(name).reader().history(property_prefix(config))
 
 
 def show(
@@ -108,7 +108,7 @@ def show(
     :raises TableError: there is no such table, or the state isn't known any more.
     :raises ConfigError: `key` doesn't fit the table, or `when` doesn't fit its source.
     """
-    table = _load(spark, config, name)
+    table = Catalogs(spark, config).existing(name)
     found, word = table.reader().history(property_prefix(config)), table.snapshot_word
     later = ""
     if when.position is not None:
@@ -153,13 +153,6 @@ def _valid_at(frame: DataFrame, config: Config, name: str, time: str) -> DataFra
         dtype = frame.schema[history.start].dataType.simpleString()
         raise ConfigError(f"{name}: --valid-at is {time!r}, expected a {dtype}, as in {history.start}.")
     return frame.where((start <= at) & (end.isNull() | (at < end)))
-
-
-def _load(spark: SparkSession, config: Config, name: str) -> Table:
-    table = Catalogs(spark, config).load(name)
-    if table is None:
-        raise TableError(f"{name} does not exist. rowdelta run creates it, and rowdelta status lists the tables.")
-    return table
 
 
 def _position(found: History, snapshot_id: int) -> str:

@@ -12,7 +12,7 @@ from sink.databases.kinds import database_of
 from sink.databases.tables import database_table, expanded
 from sink.deadletters import table as dead_letters
 from sink.deadletters.table import Selection
-from sink.errors import ConfigError, RowdeltaError, TableError, TemporaryError, summary
+from sink.errors import ConfigError, RowdeltaError, TemporaryError, summary
 from sink.printing import one_line
 from sink.redaction import masked
 from sink.run.pipeline import open_source
@@ -165,9 +165,7 @@ def _verify(spark: SparkSession, config: Config, resolved: ResolvedTable, limit:
         raise resolved.error
     section = resolved.section
     catalogs = Catalogs(spark, config)
-    target = catalogs.load(section.target)
-    if target is None:
-        raise TableError(f"{section.target} does not exist. rowdelta run creates it.")
+    target = catalogs.existing(section.target)
     wanted = config.verify_of(section)
     assert wanted is not None
     key = table_key(config, resolved, target, SparkSample(spark, config, section, open_source(spark, config, {})))

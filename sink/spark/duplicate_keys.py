@@ -5,7 +5,7 @@ import logging
 from pyspark.sql import SparkSession
 from pyspark.sql import functions as F
 
-from sink.config import Config
+from sink.config import Config, TableSection
 from sink.errors import TableError
 from sink.spark.expressions import quoted
 from sink.table.keys import TableKey, property_name, shown
@@ -15,12 +15,11 @@ log = logging.getLogger("rowdelta")
 
 
 def check_tells_rows_apart(
-    config: Config, key: TableKey, table: Table, spark: SparkSession, current: str | None = None
+    config: Config, section: TableSection, key: TableKey, table: Table, spark: SparkSession
 ) -> None:
     """Look for rows that share a key, where nothing else says that there are none: in a table that others have filled,
     and in one whose key is new. A row with a NULL in its key is never found by it, so it doesn't count.
 
-    :param current: the column that is true in current rows, if the table has history.
     :raises TableError: one change of such a key would remove all these rows.
     """
     text = table.property(property_name(config))
@@ -29,7 +28,9 @@ def check_tells_rows_apart(
         return
     log.info("%s: looking whether %s tells its rows apart", table.name, shown(key.columns))
     frame = table.reader().frame(spark)
-    rows = (frame if current is None else frame.where(quoted(current))).select(*map(quoted, key.columns)).na.drop()
+    if section.history is not None:
+        frame = frame.where(quoted(section.history.current))
+    rows = frame.select(*map(quoted, key.columns)).na.drop()
     several = rows.groupBy(*(quoted(name) for name in key.columns)).count().where("count > 1")
     found = several.agg(F.count("*"), F.max("count")).collect()[0]
     if found[0]:

@@ -96,10 +96,12 @@ def plan_table(
                 f"{path}: the source has a field {unfit[0]!r}; a column's name can't have . or ', begin with {PREFIX} "
                 f"or be one of {can.name}'s own. Name it in exclude, or write columns."
             )
-        for name in section.cluster_by:
+        named = [("cluster_by", name) for name in section.cluster_by]
+        named += [(f"partition_by[{n}]", field.column) for n, field in enumerate(section.partition_fields)]
+        for place, name in named:
             if name not in wanted.names:
                 raise ConfigError(
-                    f"{path}.cluster_by: there is no column {name!r}. The columns are: {', '.join(wanted.names)}."
+                    f"{path}.{place}: there is no column {name!r}. The columns are: {', '.join(wanted.names)}."
                 )
         columns = tuple(ColumnSpec(f.name, f.dataType, required=not f.nullable) for f in wanted.fields)
         sources = tuple(dict.fromkeys(field.column for field in section.partition_fields))
@@ -171,8 +173,7 @@ def open_table(
         # its location and some of its properties are the catalog's choice
         table.check_writable(appends=section.mode == "append", copies=section.copies)
     else:
-        current = None if section.history is None else section.history.current
-        check_tells_rows_apart(config, key, table, spark, current)
+        check_tells_rows_apart(config, section, key, table, spark)
     return table, plan, key
 
 

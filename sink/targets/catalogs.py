@@ -7,6 +7,7 @@ from pyspark.sql import SparkSession
 from pyspark.sql import types as T
 
 from sink.config import Config, TableSection
+from sink.errors import TableError
 from sink.targets.capabilities import Format
 from sink.targets.own_state import creation_properties
 from sink.targets.seam import Table
@@ -58,6 +59,13 @@ class Catalogs:
     def load(self, name: str) -> Table | None:
         """See `TargetCatalogs.load`."""
         return self._of(name).load(name)
+
+    def existing(self, name: str) -> Table:
+        """:raises TableError: there is no such table."""
+        table = self.load(name)
+        if table is None:
+            raise TableError(f"{name} does not exist. rowdelta run creates it, and rowdelta status lists the tables.")
+        return table
 
     def create(self, section: TableSection, columns: T.StructType, properties: Mapping[str, str], path: str) -> Table:
         """See `TargetCatalogs.create`."""

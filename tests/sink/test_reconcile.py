@@ -152,5 +152,5 @@ def test_what_can_not_be_corrected_is_refused(shop: Shop) -> None:
         reconciled(shop)
     shop.server.execute("DROP FUNCTION public.pg_is_in_recovery")
     shop.entry = {"target": f"{shop.target}_2"}
-    with pytest.raises(TableError, match="does not exist yet"):
+    with pytest.raises(TableError, match="does not exist"):
         reconciled(shop)

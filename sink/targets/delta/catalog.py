@@ -1,8 +1,7 @@
 """Delta tables by name: below a catalog's warehouse folder, or in the session catalog of Spark."""
 
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from functools import partial
 
 from py4j.java_gateway import JavaObject
 from pyspark.errors import PySparkException
@@ -19,7 +18,6 @@ from sink.targets.delta.storage import storage_properties
 from sink.targets.delta.table import DeltaTable
 from sink.targets.delta.table_properties import required
 from sink.targets.own_state import CREATED_BY, cleaned_property
-from sink.targets.values import NO_FLOATS
 
 _DEFAULTS = {
     # At each commit of this interval, Delta counts all files, for which it makes the table's state from the log. That
@@ -79,16 +77,12 @@ class DeltaCatalogs:
         if not self._session_catalog(section.target):
             commands.check_no_other_files(DeltaLog(self._spark, self._folder(section.target)))
         for number, field in enumerate(section.partition_fields):
-            where = f"{path}.partition_by[{number}]"
-            if field.column not in columns.names:
-                names = ", ".join(columns.names)
-                raise ConfigError(f"{where}: there is no column {field.column!r}. The columns are: {names}.")
             dtype = columns[field.column].dataType
-            if isinstance(dtype, T.FloatType | T.DoubleType):
-                raise ConfigError(f"{where}: column {field.column} is floating-point. {NO_FLOATS}")
             if not isinstance(dtype, T.AtomicType) or isinstance(dtype, T.BinaryType):
                 kind = dtype.simpleString()
-                raise ConfigError(f"{where}: column {field.column} is {kind}, and Delta can't partition by it.")
+                raise ConfigError(
+                    f"{path}.partition_by[{number}]: column {field.column} is {kind}, and Delta can't partition by it."
+                )
 
     def storage_properties(self, config: Config, name: str) -> dict[str, str]:
         """See `TargetCatalogs.storage_properties`."""
@@ -139,9 +133,11 @@ class DeltaCatalogs:
             self._spark.sql(f"CREATE TABLE IF NOT EXISTS {table} ({shown}) USING delta{layout} TBLPROPERTIES ({texts})")
 
     def _opened(self, name: str, log: DeltaLog) -> DeltaTable:
-        frame: Callable[[SparkSession], DataFrame] = partial(_of_folder, log.path)
-        if self._session_catalog(name):
-            frame = partial(_of_catalog, _in_session_catalog(name))
+        def frame(spark: SparkSession) -> DataFrame:
+            if self._session_catalog(name):
+                return spark.table(_in_session_catalog(name))
+            return spark.read.format("delta").load(log.path)
+
         return DeltaTable(self._spark, name, log, frame, storage_properties(self._spark, log.path))
 
     def _session_catalog(self, name: str) -> bool:
@@ -191,14 +187,6 @@ def _creating(name: str) -> Iterator[None]:
         yield
     except (PySparkException, *JAVA_ERRORS) as error:
         raise TableError(f"{name}: it could not be created: {message_of(error)}") from None
-
-
-def _of_folder(path: str, spark: SparkSession) -> DataFrame:
-    return spark.read.format("delta").load(path)
-
-
-def _of_catalog(table: str, spark: SparkSession) -> DataFrame:
-    return spark.table(table)
 
 
 def _in_session_catalog(name: str) -> str:

@@ -181,9 +181,6 @@ class IcebergCatalogs:
         spec = builder.build()
         for number, field in enumerate(partition_by):
             where = f"{path}.partition_by[{number}]"
-            if field.column not in columns.names:
-                names = ", ".join(columns.names)
-                raise ConfigError(f"{where}: there is no column {field.column!r}. The columns are: {names}.")
             parameters = [] if field.parameter is None else [field.parameter]
             try:
                 builder = getattr(builder, field.transform)(field.column, *parameters)
