@@ -1,5 +1,6 @@
-"""What Arrow's types have in common: plain arrays, large types, and the types of a table's files."""
+"""What Arrow's types have in common: plain arrays, large types, the types of a table's files, dates as text."""
 
+import numpy as np
 import pyarrow as pa
 
 MOST_TEXT = 2**31 - 1
@@ -42,6 +43,28 @@ def with_elements(values: pa.Array, dtype: pa.DataType, elements: pa.Array) -> p
     return pa.Array.from_buffers(
         dtype, len(values), [nulls, offsets], values.null_count, values.offset, children=[elements]
     )
+
+
+def date_text(days: int) -> str:
+    """A date as Java writes it: years above 9999 have a sign."""
+    moment = np.datetime64(days, "D")
+    year = int(moment.astype("datetime64[Y]").astype(int)) + 1970
+    # NumPy writes years above 9999 without a sign, and 44 BC with three digits: so we write the year ourselves
+    _, month, day = str(moment).lstrip("-+").split("-")
+    return f"{year:04d}-{month}-{day}" if 0 <= year <= 9999 else f"{year:+05d}-{month}-{day}"
+
+
+def timestamp_text(micros: int, digits: int) -> str:
+    """A time in UTC without its zone.
+
+    :param micros: microseconds since 1970.
+    :param digits: of the fraction of a second. What comes after them is cut off.
+    """
+    days, rest = divmod(micros, 86_400_000_000)
+    seconds, fraction = divmod(rest, 1_000_000)
+    minutes, seconds = divmod(seconds, 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{date_text(days)}T{hours:02d}:{minutes:02d}:{seconds:02d}.{f'{fraction:06d}'[:digits]}"
 
 
 def _cast(column: pa.ChunkedArray, dtype: pa.DataType) -> pa.ChunkedArray:

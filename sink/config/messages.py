@@ -1,30 +1,13 @@
 """Pydantic's errors in the words of the configuration file."""
 
 import re
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_args
 
-from pydantic import (
-    BaseModel,
-)
+from pydantic import BaseModel
 
-from sink.config.job_sections import (
-    DatabaseSection,
-    HttpSection,
-    IndexSection,
-    LoadSection,
-    SinkSection,
-    SourceSection,
-    VerifySection,
-)
-from sink.config.maintenance import ExpireSection, MaintenanceSection, OrphansSection, RewriteSection
 from sink.config.model import Config
-from sink.config.options import (
-    MisplacedError,
-    did_you_mean,
-)
-from sink.config.removed import REMOVED
-from sink.config.table_parts import ColumnSection, TableSource
-from sink.config.table_section import TableSection
+from sink.config.options import MisplacedError, did_you_mean
 from sink.redaction import MASK, is_secret, masked
 
 
@@ -39,9 +22,6 @@ def explain(problem: Any, lines: dict[tuple[str | int, ...], int]) -> str:
     kind, value = problem["type"], problem.get("input")
     found = MASK if any(is_secret(str(part)) for part in path) else masked(shown(value))
     if kind == "extra_forbidden":
-        instead = REMOVED.get(".".join(str(part) for part in path if not isinstance(part, int)))
-        if instead is not None:
-            return f"{where}this key is gone. {instead}."
         known = _known_keys(path[:-1])
         return f"{where}unknown key{did_you_mean(str(path[-1]), known)}. Known here: {', '.join(known)}."
     if kind == "missing":
@@ -105,38 +85,19 @@ def shown(value: Any) -> str:
 
 
 def _known_keys(path: tuple[str | int, ...]) -> list[str]:
-    models: dict[str, type[BaseModel]] = {
-        "sink": SinkSection,
-        "source": SourceSection,
-        "tables": TableSection,
-        "load": LoadSection,
-        "index": IndexSection,
-        "verify": VerifySection,
-        "maintenance": MaintenanceSection,
-    }
-    model = Config if not path else models[str(path[0])]
-    if path[-1:] == ("verify",):
-        model = VerifySection
-    if "maintenance" in path:
-        model = _maintenance_section(path)
-    if path[-2:-1] == ("columns",):
-        model = ColumnSection
-    if path[:1] == ("tables",) and path[-1] == "source":
-        return [*TableSource.model_fields, "table"]
-    if path == ("sink", "http"):
-        model = HttpSection
-    if path == ("source", "database"):
-        model = DatabaseSection
+    """The keys of the section at a path. Numbers of entries and names of columns lead to no other section."""
+    model: type[BaseModel] = Config
+    for part in path:
+        field = {field.alias or name: field for name, field in model.model_fields.items()}.get(str(part))
+        model = model if field is None else next(_models(field.annotation), model)
     return [field.alias or name for name, field in model.model_fields.items()]
 
 
-def _maintenance_section(path: tuple[str | int, ...]) -> type[BaseModel]:
-    sections: dict[str, type[BaseModel]] = {
-        "expire": ExpireSection,
-        "orphans": OrphansSection,
-        "rewrite": RewriteSection,
-    }
-    return sections.get(str(path[-1]), MaintenanceSection)
+def _models(annotation: Any) -> Iterator[type[BaseModel]]:
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for part in get_args(annotation):
+        yield from _models(part)
 
 
 def _example(path: tuple[str | int, ...]) -> str:

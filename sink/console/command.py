@@ -1,7 +1,6 @@
 """What commands have in common: the configuration, a session, and lines of text."""
 
 import argparse
-import logging
 import os
 import shutil
 from collections.abc import Callable, Iterator, Sequence
@@ -15,8 +14,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sink.config import Config
-
-log = logging.getLogger("rowdelta")
 
 
 def positive(text: str) -> int:

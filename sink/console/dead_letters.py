@@ -1,7 +1,6 @@
 """`rowdelta dead-letters`."""
 
 import argparse
-import logging
 from collections.abc import Callable, Iterator
 from typing import TYPE_CHECKING
 
@@ -15,7 +14,6 @@ if TYPE_CHECKING:
     from sink.config import Config
     from sink.deadletters.table import Selection
 
-log = logging.getLogger("rowdelta")
 
 _DEAD_LETTERS = """\
 A record that can't be applied is a dead letter: it is in the table sink.dead_letter_table with its place in the

@@ -1,16 +1,9 @@
 """`rowdelta demo`."""
 
 import argparse
-import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sink.console.command import Commands, command, require_java
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("rowdelta")
 
 
 def add(commands: Commands) -> None:

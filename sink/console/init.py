@@ -1,18 +1,11 @@
 """`rowdelta init`."""
 
 import argparse
-import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sink.console.command import Commands, command, require_java
 from sink.errors import ConfigError
 from sink.printing import printable
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("rowdelta")
 
 
 def add(commands: Commands) -> None:

@@ -1,7 +1,6 @@
 """`rowdelta check`, `status`, `history` and `show`: they change nothing."""
 
 import argparse
-import logging
 import sys
 from collections.abc import Iterator
 from typing import TYPE_CHECKING
@@ -13,8 +12,6 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
     from sink.config import Config
-
-log = logging.getLogger("rowdelta")
 
 
 def add_check(commands: Commands) -> None:

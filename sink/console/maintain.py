@@ -1,17 +1,10 @@
 """`rowdelta maintain`."""
 
 import argparse
-import logging
-from typing import TYPE_CHECKING
 
 from sink.console.command import Commands, add_tables, command, load
 from sink.errors import ConfigError
 from sink.printing import printable, printable_row
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("rowdelta")
 
 _MAINTAIN = """\
 Does once, without a budget, what a run does for its tables beside the stream (section maintenance).

@@ -1,16 +1,9 @@
 """`rowdelta package` and `packages`."""
 
 import argparse
-import logging
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from sink.console.command import Commands, command
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("rowdelta")
 
 _PACKAGE = """\
 Packs the installed packages that tasks import into an archive (about 100 MB), and prints the spark-submit command that

@@ -1,18 +1,11 @@
 """`rowdelta reset`."""
 
 import argparse
-import logging
 import sys
-from typing import TYPE_CHECKING
 
 from sink.console.command import Commands, command, load
 from sink.errors import ConfigError
 from sink.printing import printable
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("rowdelta")
 
 _RESET = """\
 Lets a table forget how far the sink has got in its source, so that the next run reads the source from its start. Says

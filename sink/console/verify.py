@@ -1,16 +1,9 @@
 """`rowdelta verify`."""
 
 import argparse
-import logging
-from typing import TYPE_CHECKING
 
 from sink.console.command import Commands, add_tables, command, load, positive
 from sink.printing import printable, printable_row
-
-if TYPE_CHECKING:
-    pass
-
-log = logging.getLogger("rowdelta")
 
 _VERIFY = """\
 Compares tables with their sources, at one position, and changes nothing. The section verify of the configuration says

@@ -2,7 +2,6 @@
 
 import os
 import stat
-import tempfile
 from contextlib import suppress
 from pathlib import Path
 
@@ -37,11 +36,7 @@ def write(path: Path, text: str) -> None:
     """Write a file completely or not at all, even if others read or write it at the same time. A full disk isn't an
     error here.
     """
-    with suppress(OSError):
-        number, partial = tempfile.mkstemp(prefix=".", suffix=".partial", dir=path.parent)
-        try:
-            with os.fdopen(number, "w", encoding="utf-8") as file:
-                file.write(text)
-            os.replace(partial, path)
-        except OSError:
-            os.unlink(partial)
+    from deltawriters.storage import whole_file  # it loads PyIceberg
+
+    with suppress(OSError), whole_file(path) as file:
+        file.write(text.encode())

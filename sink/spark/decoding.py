@@ -46,11 +46,6 @@ class RecordDecoder:
         is_whole = self._is_parquet and plan.is_decoded_whole
         self.reader = FileReader(plan.changelog, batch_rows) if is_whole else None
 
-    @property
-    def ends_in_python(self) -> bool:
-        """Whether Python does everything, so that `changes_into` can be used."""
-        return self._plan.is_decoded_whole
-
     def changes(self, records: DataFrame) -> DataFrame:
         """The changes as Spark rows."""
         return compute(self.changes_into(None, spark_schema(self._plan.changelog), records), self._plan)

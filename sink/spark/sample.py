@@ -101,19 +101,15 @@ class SparkSample:
             raise
 
     def _asking_registry(self, question: Callable[[], T]) -> T:
-        return _asking_registry(self._table, question)
+        try:
+            return question()
+        except RegistryError as error:
+            raise TemporaryError(f"{self._table.target}: {error}. Nothing was applied; run again.") from error
 
 
 def _named(table: TableSection) -> set[str]:
     """Columns that the configuration names."""
     return {*table.key, *(field.column for field in table.partition_fields), *table.types}
-
-
-def _asking_registry(table: TableSection, question: Callable[[], T]) -> T:
-    try:
-        return question()
-    except RegistryError as error:
-        raise TemporaryError(f"{table.target}: {error}. Nothing was applied; run again.") from error
 
 
 def _parquet_schema(spark: SparkSession, table: TableSection) -> StructType:

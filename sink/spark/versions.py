@@ -176,7 +176,7 @@ def installed() -> SparkVersion:
     for jar in sorted((folder / "jars").glob("spark-core_*.jar")):
         if found := re.fullmatch(r"spark-core_([\d.]+)-(\d+\.\d+.*)\.jar", jar.name):
             return SparkVersion(found[2], found[1])
-    if "SPARK_HOME" in os.environ and not _is_submitted():
+    if "SPARK_HOME" in os.environ and "PYSPARK_GATEWAY_PORT" not in os.environ:  # so spark-submit didn't start us
         raise ConfigError(f"SPARK_HOME: no Spark found, there is no spark-core jar in {folder / 'jars'}. Correct it.")
     # the driver runs in a container of a cluster, whose jars are elsewhere
     full = import_module("pyspark").__version__
@@ -218,11 +218,6 @@ def _connect(settings: Mapping[str, str]) -> str | None:
         if name in os.environ:
             return name
     return None
-
-
-def _is_submitted() -> bool:
-    """Whether `spark-submit` started this process. Then its JVM already runs."""
-    return "PYSPARK_GATEWAY_PORT" in os.environ
 
 
 def known_versions() -> str:

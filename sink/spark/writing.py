@@ -2,7 +2,6 @@
 
 import functools
 import json
-import logging
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import replace
 from typing import Self
@@ -44,8 +43,6 @@ from sink.table.engine import Decoded
 from sink.table.table_plan import TablePlan
 from sink.table.task_plans import TaskPlans, is_small
 from sink.table.written import Begun, Written, sum_up
-
-log = logging.getLogger("rowdelta")
 
 READ_AGAIN = 128 * 1024 * 1024
 """Each task reads all Parquet files, without a shuffle, if the extra reads sum up to at most this many bytes.
@@ -210,7 +207,7 @@ class SparkWriter:
         if not shuffles:
             frame = frame.coalesce(tasks)
         then, schema = (route, PACKED_SCHEMA) if shuffles else (write_own, RESULT_SCHEMA)
-        in_python = self._decoder.ends_in_python and not may_repeat
+        in_python = self._plan.is_decoded_whole and not may_repeat
         is_decoded = batch.changes is not None or batch.rows is not None
         if batch.rows is not None and in_python and shuffles:
             made = batch.rows.changes_into(self._plan, self._observed.add, then, schema)

@@ -15,7 +15,6 @@ stored key, `sink.spark.duplicate_keys` looks before anything is committed.
 """
 
 import json
-import logging
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
@@ -27,8 +26,6 @@ from sink.table.inference import Sample
 from sink.table.patterns import ResolvedTable
 from sink.targets.own_state import property_prefix
 from sink.targets.seam import TableView
-
-log = logging.getLogger("rowdelta")
 
 Fields = tuple[str, ...]
 

@@ -11,7 +11,7 @@ from typing import Any, cast
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
-from pyiceberg.io import FileIO
+from py4j.java_gateway import JavaObject
 from pyspark.sql import SparkSession
 
 from sink.commands import inspection
@@ -19,8 +19,9 @@ from sink.commands.maintain import as_json, lines, maintain
 from sink.config.maintenance import ExpireSection
 from sink.run import maintenance
 from sink.targets.iceberg import dangling
-from sink.targets.iceberg.applied_positions import dangling_positions
 from sink.targets.iceberg.commit import IcebergCommitter
+from sink.targets.iceberg.dangling import dangling_deletes
+from sink.targets.iceberg.java_table import JavaTable
 from sink.targets.iceberg.writers import IcebergTableSpec
 from sink.targets.own_state import expiring
 from sink.targets.upkeep_values import UpkeepFacts
@@ -367,11 +368,11 @@ def test_status_counts_no_deletes_that_apply_to_nothing(
     assert " 1 delete file" in shown()
     counted = list[str]()
 
-    def noted(io: FileIO, manifest_list: str) -> int:
-        counted.append(manifest_list)
-        return dangling_positions(io, manifest_list)
+    def noted(table: JavaTable) -> list[JavaObject]:
+        counted.append(table.name)
+        return dangling_deletes(table)
 
-    monkeypatch.setattr("sink.targets.iceberg.upkeep.dangling_positions", noted)
+    monkeypatch.setattr("sink.targets.iceberg.upkeep.dangling_deletes", noted)
     assert expiring(only_sink(job)._open.table, ExpireSection()) == 0
     assert not counted
     assert "at most 0.0% of their rows are deleted" in shown()

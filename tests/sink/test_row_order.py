@@ -312,11 +312,6 @@ def loaded(folder: Path, text: str) -> Config:
 @pytest.mark.parametrize(
     ("text", "expected"),
     [
-        (
-            of_table("zorder: [day, customer]"),
-            "9: tables[0].maintenance.rewrite.zorder: this key is gone. Write sort: [...] instead: rows are ordered by "
-            "one column after the other.",
-        ),
         (of_table("sort: []"), "9: tables[0].maintenance.rewrite.sort: got a list of 0, expected at least 1 in it."),
         (of_table("sort: day"), "9: tables[0].maintenance.rewrite.sort: got 'day', expected a list: [day]."),
         (of_table("sort: [day, day]"), "9: tables[0].maintenance.rewrite.sort: sort names 'day' twice. Name it once."),

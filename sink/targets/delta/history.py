@@ -6,13 +6,13 @@ so the position after it is that of the version to which it went.
 
 import json
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any
 
 from sink.errors import TableError
 from sink.sources.source import Position
 from sink.targets import history
 from sink.targets.delta.actions import CLONE, RESTORE, Commit, decoded, made_and_taken_back
 from sink.targets.delta.live_files import file_actions
+from sink.targets.delta.new_vectors import stated_rows
 from sink.targets.delta.state import DeltaState
 from sink.targets.history import History, moved_by, shown_counts
 from sink.targets.notes import ROWS, SINK_ID
@@ -158,17 +158,11 @@ def _counted(commit: Commit) -> tuple[dict[str, int], str]:
         "-data files": counts["deleted-data-files"],
         "~deletion vectors": counts["changed-deletion-vectors"],
     }
-    rows = [_rows(content) for content in added]
+    rows = [stated_rows(content) for content in added]
     if rows and None not in rows:
         counts["added-records"] = sum(filter(None, rows))
     records = {"rows": counts["added-records"]} if "added-records" in counts else {}
     return {name: count for name, count in counts.items() if count}, shown_counts(shown, records)
-
-
-def _rows(add: Mapping[str, Any]) -> int | None:
-    """Rows in a file, as its statistics say."""
-    rows: int | None = json.loads(add.get("stats") or "{}").get("numRecords")
-    return rows
 
 
 def _author(commit: Commit) -> str:

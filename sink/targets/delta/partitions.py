@@ -12,7 +12,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
-from deltawriters.arrow_types import storage
+from deltawriters.arrow_types import date_text, storage, timestamp_text
 from deltawriters.collapse import Ints, dense_ids, grouped
 from deltawriters.content import Partition
 from deltawriters.partitioning import path_part
@@ -116,28 +116,6 @@ def _text(value: pa.Array) -> str | None:
     if isinstance(found, bytes):
         return found.decode(errors="replace")
     return f"{found:f}" if isinstance(found, Decimal) else str(found)
-
-
-def date_text(days: int) -> str:
-    """A date as Java writes it: years above 9999 have a sign."""
-    moment = np.datetime64(days, "D")
-    year = int(moment.astype("datetime64[Y]").astype(int)) + 1970
-    # NumPy writes years above 9999 without a sign, and 44 BC with three digits: so we write the year ourselves
-    _, month, day = str(moment).lstrip("-+").split("-")
-    return f"{year:04d}-{month}-{day}" if 0 <= year <= 9999 else f"{year:+05d}-{month}-{day}"
-
-
-def timestamp_text(micros: int, digits: int) -> str:
-    """A time in UTC without its zone.
-
-    :param micros: microseconds since 1970.
-    :param digits: of the fraction of a second. What comes after them is cut off.
-    """
-    days, rest = divmod(micros, 86_400_000_000)
-    seconds, fraction = divmod(rest, 1_000_000)
-    minutes, seconds = divmod(seconds, 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{date_text(days)}T{hours:02d}:{minutes:02d}:{seconds:02d}.{f'{fraction:06d}'[:digits]}"
 
 
 def double_text(value: float, *, single: bool) -> str:

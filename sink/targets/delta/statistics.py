@@ -13,8 +13,8 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from deltawriters.arrow_types import date_text, timestamp_text
 from deltawriters.parquet import ParquetFacts
-from sink.targets.delta.partitions import date_text, timestamp_text
 from sink.targets.delta.schema import Column, leaves
 
 _INDEXED = "delta.dataSkippingNumIndexedCols"

@@ -4,6 +4,7 @@
 A descriptor is the JSON object `deletionVector` of an `add` or `remove` action.
 """
 
+from base64 import b85decode, b85encode
 from collections.abc import Mapping, Sequence
 from typing import Any
 from urllib.parse import unquote
@@ -21,10 +22,12 @@ Descriptor = Mapping[str, Any]
 _VERSION = b"\x01"
 _FRAMING = 8
 """Bytes of length and checksum, which a descriptor's `sizeInBytes` doesn't count."""
-_ALPHABET = np.frombuffer(
-    b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#", np.uint8
-)
-_POWERS = 85 ** np.arange(4, -1, -1, dtype=np.int64)
+_Z85 = b"0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ.-:+=^!/*?&<>()[]{}@%$#"
+_B85 = b"0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz!#$%&()*+-;<=>?@^_`{|}~"
+"""The alphabet of Python's `base64.b85encode`, which is Z85 but for this."""
+_TO_Z85 = bytes.maketrans(_B85, _Z85)
+_FROM_Z85 = bytes.maketrans(b";_`|~" + _Z85, b"     " + _B85)
+"""What only the other alphabet has becomes a space, which neither has."""
 _UUID_LENGTH = 20
 
 
@@ -121,9 +124,7 @@ def _checked(descriptor: Descriptor, blob: bytes | None, place: str) -> BitMap64
 
 def encode_z85(content: bytes) -> str:
     """Z85 (https://rfc.zeromq.org/spec/32/), with zeros behind the content to make its length a multiple of 4."""
-    words = np.frombuffer(content + bytes(-len(content) % 4), ">u4").astype(np.int64)
-    digits: bytes = _ALPHABET[words[:, None] // _POWERS % 85].tobytes()
-    return digits.decode()
+    return b85encode(content, pad=True).translate(_TO_Z85).decode()
 
 
 def decode_z85(text: str, length: int) -> bytes:
@@ -131,17 +132,11 @@ def decode_z85(text: str, length: int) -> bytes:
 
     :raises ValueError: the text is no Z85, or too short.
     """
-    digits = np.full(256, -1, np.int64)
-    digits[_ALPHABET] = np.arange(85)
     try:
-        values = digits[np.frombuffer(text.encode("ascii"), np.uint8)]
-    except UnicodeEncodeError:
+        content = b85decode(text.encode("ascii").translate(_FROM_Z85))
+    except ValueError:
         raise ValueError("no Z85 text") from None
-    if len(values) % 5 or (values < 0).any():
-        raise ValueError("no Z85 text")
-    words = values.reshape(-1, 5) @ _POWERS
-    content = words.astype(">u4").tobytes()
-    if (words >> 32).any() or len(content) < length:
+    if len(text) % 5 or len(content) < length:
         raise ValueError("no Z85 text")
     return content[:length]
 

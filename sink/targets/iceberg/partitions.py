@@ -17,7 +17,7 @@ from pyiceberg.transforms import BucketTransform, MonthTransform, VoidTransform,
 from pyiceberg.typedef import Record
 from pyiceberg.types import DateType, IcebergType, PrimitiveType, TimestampType, TimestamptzType, UUIDType
 
-from deltawriters.arrow_types import storage
+from deltawriters.arrow_types import date_text, storage, timestamp_text
 from deltawriters.collapse import Ints, dense_ids, grouped
 from deltawriters.content import Partition
 from deltawriters.partitioning import path_part
@@ -165,11 +165,8 @@ def _single_value(dtype: Any, value: Any) -> Any:
         return None
     if isinstance(dtype, UUIDType):
         value = UUID(bytes=value)
-    if not isinstance(dtype, DateType | TimestampType | TimestamptzType):
-        return to_json(dtype, value)
-    moment = np.datetime64(value, "D" if isinstance(dtype, DateType) else "us")
-    year = int(moment.astype("datetime64[Y]").astype(int)) + 1970
-    shown = f"{year:04d}" if 0 <= year <= 9999 else f"{year:+05d}"
-    # NumPy writes years above 9999 without a sign, and 44 BC with three digits: so we write the year ourselves
-    _, rest = str(moment).lstrip("-").split("-", 1)
-    return f"{shown}-{rest}{'+00:00' if isinstance(dtype, TimestamptzType) else ''}"
+    if isinstance(dtype, DateType):
+        return date_text(value)
+    if isinstance(dtype, TimestampType | TimestamptzType):
+        return timestamp_text(value, 6) + ("+00:00" if isinstance(dtype, TimestamptzType) else "")
+    return to_json(dtype, value)

@@ -66,9 +66,7 @@ class IcebergReader(Reader):
         self, files: Sequence[LiveFile], columns: Sequence[str]
     ) -> Iterator[tuple[DataFrame, Column, Column, Sequence[str]]]:
         table, name = self._table, uuid4().hex
-        tasks = table.jvm.java.util.ArrayList()
-        for file in files:
-            tasks.add(scan_of(file))
+        tasks = table.objects(map(scan_of, files))
         manager = table.iceberg.spark.ScanTaskSetManager.get()
         manager.stageTasks(table.java, name, tasks)
         try:

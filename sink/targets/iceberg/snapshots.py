@@ -11,7 +11,6 @@ class Snapshot:
 
     :param timestamp_ms: milliseconds since 1970.
     :param summary: counts of what it added and removed, and notes of its author.
-    :param manifest_list: path of the list of its manifests. Empty if it names them otherwise, as in version 1.
     """
 
     snapshot_id: int
@@ -19,7 +18,6 @@ class Snapshot:
     sequence_number: int
     timestamp_ms: int
     summary: Mapping[str, str]
-    manifest_list: str = ""
 
     @classmethod
     def of_json(cls, described: Mapping[str, Any]) -> "Snapshot":
@@ -30,5 +28,4 @@ class Snapshot:
             sequence_number=int(described.get("sequence-number", 0)),
             timestamp_ms=int(described["timestamp-ms"]),
             summary={name: value for name, value in described.get("summary", {}).items() if name != "operation"},
-            manifest_list=described.get("manifest-list", ""),
         )

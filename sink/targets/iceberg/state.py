@@ -4,7 +4,6 @@ These rules know no Java: `sink.targets.iceberg.java_table` reads the metadata f
 """
 
 import json
-import logging
 import re
 from abc import abstractmethod
 from collections.abc import Iterator, Mapping, Sequence
@@ -27,7 +26,6 @@ if TYPE_CHECKING:
     from sink.targets.iceberg.expired_snapshots import ExpiredSnapshots
     from sink.targets.iceberg.writers import IcebergTableSpec
 
-log = logging.getLogger("rowdelta")
 
 _OWN = "rowdelta."
 """Begins the names of the properties that the sink sets."""

@@ -18,13 +18,11 @@ from changelog.amounts import amount
 from sink.errors import TableError, TemporaryError
 from sink.spark.expressions import quoted
 from sink.spark.java_errors import JAVA_ERRORS, java_class, java_message
-from sink.targets.iceberg.applied_positions import dangling_positions
 from sink.targets.iceberg.compaction import compact_files
 from sink.targets.iceberg.dangling import dangling_deletes
 from sink.targets.iceberg.java_table import JavaTable, quoted_name
 from sink.targets.iceberg.rewritables import equality_deleted, handles, merge_deletes, rewritables
 from sink.targets.iceberg.small_files import SmallFiles
-from sink.targets.iceberg.snapshots import Snapshot
 from sink.targets.locations import in_one_form, in_pattern
 from sink.targets.notes import REWRITE
 from sink.targets.own_state import orphans_reach
@@ -75,22 +73,23 @@ class IcebergUpkeep(Upkeep):
             data_files=files,
             size_in_bytes=size,
             rows=rows,
-            count_deleted=lambda: deleted - self._dangling_positions(current, rows, deleted),
+            count_deleted=lambda: deleted - self._dangling_positions(rows, deleted),
             equality_deletes=equality,
             snapshots=[snapshot.timestamp_ms for snapshot in known],
             rewritten_at=last.timestamp_ms if last else None,
             rewritten_files=int(last.summary[REWRITE]) if last else 0,
         )
 
-    def _dangling_positions(self, current: Snapshot, rows: int, deleted: int) -> int:
+    def _dangling_positions(self, rows: int, deleted: int) -> int:
         """How many deleted rows are in delete files that are known to apply to nothing."""
-        if not current.manifest_list or 2 * deleted <= rows:  # it isn't worth a look at each delete file
+        if 2 * deleted <= rows:  # it isn't worth a look at each delete file
             return 0
         try:
-            return dangling_positions(self._table.spec.io, current.manifest_list)
-        except Exception:  # it only makes a figure better, and the store may need credentials
-            log.debug("%s: its manifests can't be read", self._table.name, exc_info=True)
+            found = dangling_deletes(self._table)
+        except TemporaryError as error:  # it only makes a figure better
+            log.debug("%s", error)
             return 0
+        return sum(int(file.recordCount()) for file in found if str(file.content()) != "EQUALITY_DELETES")
 
     def merge_candidates(self, prefix: str, is_enough: Callable[[int, int], bool]) -> MergeCandidates:
         return self._small_files.search(self._table.spec, prefix, is_enough)
