@@ -30,6 +30,7 @@ from sink.spark.java_errors import java_class, java_message
 from sink.spark.jdbc import driver_of
 from sink.spark.jvm_output import JvmOutput
 from sink.spark.progress import Line
+from sink.spark.s3_log_store import S3A, use_conditional_writes
 
 log = logging.getLogger("rowdelta")
 
@@ -245,6 +246,8 @@ def start(config: Config, *, short: bool = False, training: bool = False) -> Spa
         for name in (*_TOLD_TWICE, spark_versions.installed().micro_batches):
             log4j.core.config.Configurator.setLevel(name, log4j.Level.OFF)
     _check_formats(spark, config)
+    if "delta" in config.formats and _has_class(jvm, S3A):
+        use_conditional_writes(spark)
     speed_up_local_files(spark)
     let_workers_keep_columns(spark)
     return spark

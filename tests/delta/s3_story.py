@@ -6,16 +6,20 @@ A process of its own, since a session can't get another file system.
 import io
 import logging
 import sys
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import ClassVar
 
 import pyarrow as pa
 from deltalake import DeltaTable, QueryBuilder
+from py4j.java_gateway import JavaObject
+from pyspark.java_gateway import ensure_callback_server_started
 from pyspark.sql import DataFrame
 
 from sink.config import Config
 from sink.spark import session
+from sink.spark.java_errors import JAVA_ERRORS, java_exception
 from tests.delta.catalog_story import SETTINGS, command, row
 from tests.delta.conftest import INTERPRETED
 from tests.delta.harness import DeltaJob
@@ -115,6 +119,60 @@ def follow(job: S3Job) -> None:
     assert ["5", "moved"] in [line.split() for line in command(job, "show", "orders", "--key", "5")]
 
 
+@dataclass
+class Meanwhile:
+    """A commit's lines, as Java iterates them. Just before it is sent, somebody does something."""
+
+    line: str
+    act: Callable[[], object]
+    done: bool = False
+
+    def hasNext(self) -> bool:  # noqa: N802 - Java's name
+        return not self.done
+
+    def next(self) -> str:
+        self.done = True
+        self.act()
+        return self.line
+
+    class Java:
+        implements: ClassVar = ["java.util.Iterator"]
+
+
+def race(job: S3Job) -> None:
+    """Two drivers commit the same version at the same moment: the second one is refused, and what the first one wrote
+    stays. If a request is sent again whose answer was lost, the store refuses it, but the commit is there.
+    """
+    context = job.spark.sparkContext
+    jvm, gateway = context._jvm, context._gateway
+    assert jvm is not None
+    assert gateway is not None
+    ensure_callback_server_started(gateway)  # type: ignore[no-untyped-call]
+    conf = job.spark._jsparkSession.sessionState().newHadoopConf()
+    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+    (constructor,) = jvm.java.lang.Class.forName("S3LogStore", True, loader).getConstructors()
+    stores = list[JavaObject]()
+    for _ in range(2):
+        arguments = gateway.new_array(jvm.java.lang.Object, 1)
+        arguments[0] = conf
+        stores.append(constructor.newInstance(arguments))
+    one, other = stores
+    for number, (line, is_refused) in enumerate([("mine", True), ("theirs", False)]):
+        path = jvm.org.apache.hadoop.fs.Path(f"s3a://{S3.BUCKET}/race/_delta_log/{number:020}.json")
+
+        def theirs(path: JavaObject = path) -> None:
+            other.write(path, jvm.java.util.Collections.singletonList("theirs").iterator(), False, conf)
+
+        caught: Exception | None = None
+        try:
+            one.write(path, Meanwhile(line, theirs), False, conf)
+        except JAVA_ERRORS as error:
+            caught = error
+        name = None if caught is None else java_exception(caught).getClass().getName()
+        assert name == ("java.nio.file.FileAlreadyExistsException" if is_refused else None), caught
+        assert [row.value for row in job.spark.read.text(str(path.toString())).collect()] == ["theirs"]
+
+
 def _check(job: S3Job, expected: Mapping[int, Row]) -> None:
     assert job.rows() == [expected[key] for key in sorted(expected)]
     assert job.by_delta_rs() == plain(pa.Table.from_pylist(job.rows(), schema=job.arrow_schema()))
@@ -141,7 +199,10 @@ def main(folder: Path, endpoint: str) -> None:
     config = Config.model_validate(values)
     with ivy_to_itself():
         job.spark = session.start(config, short=True)
+    conditional = job.spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().conf()  # type: ignore[union-attr]
+    assert conditional.get("spark.delta.logStore.s3a.impl") == "S3LogStore"
     follow(job)
+    race(job)
     shown = [told.getvalue(), job.log_text(), "\n".join(command(job, "check"))]
     assert [text for text in shown if KEY in text or SECRET in text] == []
     assert "region" not in told.getvalue().lower().replace("regions", ""), told.getvalue()

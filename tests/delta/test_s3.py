@@ -8,6 +8,7 @@ import pytest
 from pyspark.sql import SparkSession
 
 from sink.targets.delta.storage import storage_properties
+from sink.spark.s3_log_store import use_conditional_writes
 from tests.delta.own_process import follow_in_own_process
 from tests.stack.s3 import running_s3
 
@@ -101,6 +102,27 @@ def test_secrets_in_a_credential_store(spark: SparkSession, tmp_path: Path) -> N
             provider.createCredentialEntry(name, letters)
         provider.flush()
         assert storage_properties(spark, "s3a://lake/shop") == OWN_KEYS
+
+
+def test_a_log_store_that_is_set_stays(spark: SparkSession) -> None:
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    conf, name = jvm.org.apache.spark.SparkEnv.get().conf(), "spark.delta.logStore.s3a.impl"
+    conf.set(name, "theirs")
+    try:
+        assert not use_conditional_writes(spark)
+        assert conf.get(name) == "theirs"
+    finally:
+        conf.remove(name)
+
+
+def test_it_is_said_if_there_are_no_conditional_writes(spark: SparkSession, caplog: pytest.LogCaptureFixture) -> None:
+    """Here, since Hadoop's S3A isn't on the class path."""
+    assert not use_conditional_writes(spark)
+    assert "no conditional writes, so only one driver at a time may write Delta tables on S3" in caplog.text
+    jvm = spark.sparkContext._jvm
+    assert jvm is not None
+    assert not jvm.org.apache.spark.SparkEnv.get().conf().contains("spark.delta.logStore.s3a.impl")
 
 
 def test_a_job_in_a_bucket(tmp_path: Path) -> None:

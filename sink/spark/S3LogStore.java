@@ -1,0 +1,69 @@
+import io.delta.storage.S3SingleDriverLogStore;
+import java.io.ByteArrayOutputStream;
+import java.io.IOException;
+import java.nio.charset.StandardCharsets;
+import java.nio.file.FileAlreadyExistsException;
+import java.util.Arrays;
+import java.util.Iterator;
+import org.apache.hadoop.conf.Configuration;
+import org.apache.hadoop.fs.FSDataInputStream;
+import org.apache.hadoop.fs.FSDataOutputStream;
+import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
+import org.apache.hadoop.fs.FileSystem;
+import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.RemoteFileChangedException;
+
+/**
+ * Writes commits of Delta tables on S3 so that drivers exclude each other: by a PUT with "If-None-Match: *" (Hadoop's
+ * fs.option.create.conditional.overwrite, since 3.4.2). Of a store that ignores this, it still looks first whether the
+ * file is there, as its parent does, which excludes writers of this driver.
+ *
+ * <p>Janino compiles it, which knows no generic types and no try with resources.
+ */
+public class S3LogStore extends S3SingleDriverLogStore {
+    public S3LogStore(Configuration configuration) {
+        super(configuration);
+    }
+
+    public void write(Path path, Iterator actions, Boolean overwrite, Configuration configuration) throws IOException {
+        if (overwrite.booleanValue()) {
+            super.write(path, actions, overwrite, configuration);
+            return;
+        }
+        synchronized (path.toString().intern()) {
+            FileSystem store = path.getFileSystem(configuration);
+            if (store.exists(path)) {
+                throw new FileAlreadyExistsException(path.toString());
+            }
+            ByteArrayOutputStream lines = new ByteArrayOutputStream();
+            while (actions.hasNext()) {
+                lines.write((actions.next() + "\n").getBytes(StandardCharsets.UTF_8));
+            }
+            byte[] content = lines.toByteArray();
+            FSDataOutputStreamBuilder builder = store.createFile(path);
+            builder.overwrite(true); // or it looks itself whether the file is there, and asks for no condition
+            builder.must("fs.option.create.conditional.overwrite", true);
+            FSDataOutputStream file = (FSDataOutputStream) builder.build();
+            try {
+                file.write(content);
+                file.close();
+            } catch (RemoteFileChangedException refused) {
+                // a request whose answer was lost is sent again, and then our own file is there; each commit has an id
+                if (!Arrays.equals(content, read(store, path))) {
+                    throw new FileAlreadyExistsException(path.toString());
+                }
+            }
+        }
+    }
+
+    private static byte[] read(FileSystem store, Path path) throws IOException {
+        byte[] content = new byte[(int) store.getFileStatus(path).getLen()];
+        FSDataInputStream file = store.open(path);
+        try {
+            file.readFully(0, content);
+        } finally {
+            file.close();
+        }
+        return content;
+    }
+}
