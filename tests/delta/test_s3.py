@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from pyspark.sql import SparkSession
 
-from sink.targets.delta.storage import storage_properties
 from sink.spark.s3_log_store import use_conditional_writes
+from sink.targets.delta.storage import storage_properties
 from tests.delta.own_process import follow_in_own_process
 from tests.stack.s3 import running_s3
 
