@@ -3,6 +3,7 @@ import java.io.ByteArrayOutputStream;
 import java.io.IOException;
 import java.nio.charset.StandardCharsets;
 import java.nio.file.FileAlreadyExistsException;
+import java.util.ArrayList;
 import java.util.Arrays;
 import java.util.Iterator;
 import org.apache.hadoop.conf.Configuration;
@@ -11,6 +12,7 @@ import org.apache.hadoop.fs.FSDataOutputStream;
 import org.apache.hadoop.fs.FSDataOutputStreamBuilder;
 import org.apache.hadoop.fs.FileSystem;
 import org.apache.hadoop.fs.Path;
+import org.apache.hadoop.fs.s3a.AWSUnsupportedFeatureException;
 import org.apache.hadoop.fs.s3a.RemoteFileChangedException;
 
 /**
@@ -21,32 +23,39 @@ import org.apache.hadoop.fs.s3a.RemoteFileChangedException;
  * <p>Janino compiles it, which knows no generic types and no try with resources.
  */
 public class S3LogStore extends S3SingleDriverLogStore {
+    private static final String CONDITION = "fs.option.create.conditional.overwrite";
+
     public S3LogStore(Configuration configuration) {
         super(configuration);
     }
 
     public void write(Path path, Iterator actions, Boolean overwrite, Configuration configuration) throws IOException {
-        if (overwrite.booleanValue()) {
+        FileSystem store = path.getFileSystem(configuration);
+        if (overwrite.booleanValue() || !store.hasPathCapability(path, CONDITION)) {
             super.write(path, actions, overwrite, configuration);
             return;
         }
         synchronized (path.toString().intern()) {
-            FileSystem store = path.getFileSystem(configuration);
             if (store.exists(path)) {
                 throw new FileAlreadyExistsException(path.toString());
             }
-            ByteArrayOutputStream lines = new ByteArrayOutputStream();
+            ArrayList lines = new ArrayList();
+            ByteArrayOutputStream written = new ByteArrayOutputStream();
             while (actions.hasNext()) {
-                lines.write((actions.next() + "\n").getBytes(StandardCharsets.UTF_8));
+                Object line = actions.next();
+                lines.add(line);
+                written.write((line + "\n").getBytes(StandardCharsets.UTF_8));
             }
-            byte[] content = lines.toByteArray();
+            byte[] content = written.toByteArray();
             FSDataOutputStreamBuilder builder = store.createFile(path);
             builder.overwrite(true); // or it looks itself whether the file is there, and asks for no condition
-            builder.must("fs.option.create.conditional.overwrite", true);
+            builder.must(CONDITION, true);
             FSDataOutputStream file = (FSDataOutputStream) builder.build();
             try {
                 file.write(content);
                 file.close();
+            } catch (AWSUnsupportedFeatureException refused) { // the store knows no such request
+                super.write(path, lines.iterator(), overwrite, configuration);
             } catch (RemoteFileChangedException refused) {
                 // a request whose answer was lost is sent again, and then our own file is there; each commit has an id
                 if (!Arrays.equals(content, read(store, path))) {

@@ -7,6 +7,7 @@ be compared with its source.
 
 import logging
 from pathlib import Path
+from zipfile import ZipFile
 
 from pyspark.sql import SparkSession
 
@@ -17,33 +18,32 @@ log = logging.getLogger("rowdelta")
 _SOURCE = Path(__file__).with_name("S3LogStore.java")
 _SCHEMES = ("s3a", "s3")
 S3A = "org.apache.hadoop.fs.s3a.S3AFileSystem"
-_FIRST = (3, 4, 2)
-"""The version of Hadoop that has conditional writes (HADOOP-19256)."""
 
 
 def use_conditional_writes(spark: SparkSession) -> bool:
     """Have Delta commit to tables on S3 by conditional writes, unless the session has another log store on purpose, or
     can't.
 
-    :return: whether it does.
+    :return: whether it does, if Hadoop's S3A can (3.4.2, HADOOP-19256). The log store asks it.
     """
     jvm = spark.sparkContext._jvm
     assert jvm is not None
     conf = jvm.org.apache.spark.SparkEnv.get().conf()  # the one that Delta asks, not a copy
     chosen = any(conf.contains(name) for name in ("spark.delta.logStore.class", *map(_setting, _SCHEMES)))
-    version = str(jvm.org.apache.hadoop.util.VersionInfo.getVersion())
-    if chosen or tuple(int(part) for part in version.split("-")[0].split(".")[:3]) < _FIRST:
+    if chosen:
         return False
-    loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
-    compiler = jvm.org.codehaus.janino.SimpleCompiler()
-    compiler.setParentClassLoader(loader)
-    folder = Path(spark.sparkContext._temp_dir)
+    jar = Path(spark.sparkContext._temp_dir, "rowdelta-s3-log-store.jar")
     try:
+        loader = jvm.java.lang.Thread.currentThread().getContextClassLoader()
+        compiler = jvm.org.codehaus.janino.SimpleCompiler()
+        compiler.setParentClassLoader(loader)
         compiler.cook(_SOURCE.read_text(encoding="utf-8"))
-        for name, code in compiler.getBytecodes().items():
-            (folder / f"{name}.class").write_bytes(code)
-        loader.addURL(jvm.java.io.File(str(folder)).toURI().toURL())
-    except (*SPARK_ERRORS, OSError) as error:
+        with ZipFile(jar, "w") as packed:
+            for name, code in compiler.getBytecodes().items():
+                packed.writestr(f"{name}.class", code)
+        loader.addURL(jvm.java.io.File(str(jar)).toURI().toURL())
+        spark.sparkContext._jsc.addJar(str(jar))  # VACUUM lists folders in tasks, which make a log store too
+    except (*SPARK_ERRORS, OSError, TypeError) as error:  # TypeError: there is no Janino
         why = message_of(error)
         log.warning("no conditional writes, so only one driver at a time may write Delta tables on S3: %s", why)
         return False

@@ -66,17 +66,19 @@ class StoredVersions:
         if not self._is_guest:
             self._folder.delete(self._not_of(version))
 
-    def remove_orphans(self, version: IndexVersion, named: str) -> None:
+    def remove_orphans(self, version: IndexVersion, named: str, merging: str | None) -> None:
         """Delete files that come from guests, and from tasks that died. They may be at work on some, so only what
         nothing named the last time either is deleted: call this seldom.
 
         :param version: the current one.
         :param named: the name of the version that the table names. If it is a guest's, nothing is deleted.
+        :param merging: beginning of the names of merged runs that a version is still to take in.
         """
         if self._is_guest or named != self._current:
             return
         used = {*self._obsolete, *(f"runs/{run}" for run in self._held)}
         unnamed = {path for path in self._not_of(version) if path not in used}
+        unnamed -= {path for path in unnamed if merging is not None and merging in path}
         self._folder.delete(unnamed & self._unnamed)
         self._unnamed = unnamed
 

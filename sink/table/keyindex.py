@@ -218,9 +218,8 @@ class KeyIndex:
 
         :param stored: the table's position.
         """
-        is_at_work = self._pins or self._merging.newest >= 0
-        if self._version is not None and stored.index is not None and not is_at_work:
-            self._stored.remove_orphans(self._version, str(stored.index["version"]))
+        if self._version is not None and stored.index is not None and not self._pins:
+            self._stored.remove_orphans(self._version, str(stored.index["version"]), self._merging.name)
 
     def synchronize(self, stored: StoredPosition | None) -> None:
         """Bring the index up to the table's current snapshot.

@@ -50,6 +50,11 @@ class RunMerging:
         """Runs up to this sequence may be in the merge. -1: there is none."""
         return -1 if self._merge is None else self._merge.newest
 
+    @property
+    def name(self) -> str | None:
+        """Beginning of the names of what the merge writes. None: there is none."""
+        return None if self._merge is None else self._merge.name
+
     def begin(self, index: IndexSlice) -> None:
         """:param index: whose `merge` is to be merged."""
         if self._merge is None and index.merge:

@@ -202,6 +202,7 @@ def main(folder: Path, endpoint: str) -> None:
     conditional = job.spark.sparkContext._jvm.org.apache.spark.SparkEnv.get().conf()  # type: ignore[union-attr]
     assert conditional.get("spark.delta.logStore.s3a.impl") == "S3LogStore"
     follow(job)
+    job.sql("VACUUM {t} DRY RUN")  # whose tasks make a log store too
     race(job)
     shown = [told.getvalue(), job.log_text(), "\n".join(command(job, "check"))]
     assert [text for text in shown if KEY in text or SECRET in text] == []
