@@ -180,13 +180,16 @@ def test_an_append_at_the_same_moment_only_delays_a_rewrite(spark: SparkSession,
     all new files.
     """
     job = new_job(spark, tmp_path, version, tasks=1, table={"merge_small_files": False})
-    changes = Changes(job)
-    changes.write(6)
+    rows = [{"id": key, "region": "ours"} for key in range(10)]
     theirs = {"id": 10_000, "region": "theirs"}
+    for half in (rows[:5], rows[5:]):
+        job.write([("+I", row) for row in half])
+    for one, other in zip(rows[:4], rows[5:9], strict=True):
+        job.write([("-D", one), ("-D", other)])
     with rewriting() as done, before_rewrite(lambda: job.append([theirs])):
         job.run()
     assert [each is not None for each in done] == [True]
-    assert job.rows() == [*changes.expected(), theirs]
+    assert job.rows() == [rows[4], rows[9], theirs]
     assert job.unreferenced_files() == []
 
 
