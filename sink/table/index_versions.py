@@ -77,8 +77,8 @@ class StoredVersions:
         if self._is_guest or named != self._current:
             return
         used = {*self._obsolete, *(f"runs/{run}" for run in self._held)}
-        unnamed = {path for path in self._not_of(version) if path not in used}
-        unnamed -= {path for path in unnamed if merging is not None and merging in path}
+        others = (path for path in self._not_of(version) if merging is None or merging not in path)
+        unnamed = {path for path in others if path not in used}
         self._folder.delete(unnamed & self._unnamed)
         self._unnamed = unnamed
 
