@@ -67,8 +67,9 @@ def build_session(
         .config(f"spark.sql.catalog.{CATALOG}.cache-enabled", "false")
         .config("spark.sql.shuffle.partitions", cores)
         .config("spark.sql.session.timeZone", "UTC")
-        # as `rowdelta run` sets it: a static setting, which nothing else here looks at
+        # as `rowdelta run` sets them: static settings, which nothing else here looks at
         .config("spark.files.openCostInBytes", "1")
+        .config("spark.python.daemon.module", "sink.spark.daemon")
         .config("spark.ui.enabled", "false")
         .config("spark.ui.showConsoleProgress", "false")
         .config("spark.driver.bindAddress", "127.0.0.1")

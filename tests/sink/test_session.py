@@ -2,10 +2,11 @@
 
 import os
 import socket
+import struct
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any, cast
+from typing import IO, Any, cast
 
 import pyarrow as pa
 import pytest
@@ -15,6 +16,7 @@ from pyspark.sql import SparkSession
 
 from deltawriters import kept_columns
 from sink.spark import java_answers, java_names, session
+from sink.spark.daemon import serve
 
 pytestmark = pytest.mark.spark
 
@@ -88,6 +90,38 @@ def test_large_answers_come_at_once() -> None:
         assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 0
         assert connection.stream == "what is read"
         assert client.getsockopt(socket.IPPROTO_TCP, socket.TCP_QUICKACK) == 1
+
+
+@pytest.mark.skipif(not hasattr(socket, "TCP_QUICKACK"), reason="of Linux")
+def test_a_task_s_input_comes_at_once() -> None:
+    """A worker acknowledges what it has read. The next small part waits for that in the JVM's kernel."""
+
+    def run(infile: IO[bytes], outfile: IO[bytes]) -> None:
+        for _ in range(20):  # first, Linux acknowledges at once anyway
+            outfile.write(b"answer")
+            outfile.flush()
+            assert jvm.recv(100) == b"answer"
+            jvm.sendall(b"input")
+            assert infile.read(5) == b"input"
+            info = jvm.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, 104)
+            assert struct.unpack_from("I", info, 24) == (0,), "`tcpi_unacked`"
+
+    with socket.create_server(("127.0.0.1", 0)) as server, socket.create_connection(server.getsockname()) as jvm:
+        worker, _ = server.accept()
+        with worker, os.fdopen(os.dup(worker.fileno()), "rb") as infile, worker.makefile("wb") as outfile:
+            serve(run, infile, outfile)
+
+
+def test_workers_also_serve_by_a_socket_of_the_file_system() -> None:
+    def run(infile: IO[bytes], outfile: IO[bytes]) -> None:
+        outfile.write(infile.read(5))
+        outfile.flush()
+
+    jvm, worker = socket.socketpair()
+    with jvm, worker, os.fdopen(os.dup(worker.fileno()), "rb") as infile, worker.makefile("wb") as outfile:
+        jvm.sendall(b"input")
+        serve(run, infile, outfile)
+        assert jvm.recv(100) == b"input"
 
 
 def _worker(_: object) -> tuple[int, str, bool]:
