@@ -101,7 +101,7 @@ class Changes:
             return [
                 file for file in live_files(self._table) if file.path in wanted or not paths.isdisjoint(_deletes(file))
             ]
-        scans = self._table.as_list(self._table.java.newScan().planFiles())
+        scans = self._table.as_list(self._table.scan().planFiles())
         chosen = [n for n, path in enumerate(self._table.scanned_paths(scans)) if path in wanted]
         return [_described_scan(self._table, scans.get(n)) for n in chosen]
 
@@ -128,7 +128,7 @@ class Changes:
 
 def live_files(table: JavaTable) -> Iterator[LiveFile]:
     """The data files of the current snapshot, with the files that delete their rows."""
-    return _planned(table, table.java.newScan()) if table.snapshot_id() is not None else iter(())
+    return _planned(table, table.scan()) if table.snapshot_id() is not None else iter(())
 
 
 def _planned(table: JavaTable, plan: JavaObject) -> Iterator[LiveFile]:

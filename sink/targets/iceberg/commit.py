@@ -13,7 +13,6 @@ import time
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 from uuid import uuid4
 
 import pyarrow as pa
@@ -36,8 +35,6 @@ log = logging.getLogger("rowdelta")
 
 _LOOKS = 5
 """The sink looks at the table this many times to find out whether a commit happened."""
-_NEAR = ("", "file")
-"""Schemes of locations whose files are read and written within milliseconds, also one after the other."""
 _CLEANABLE = "org.apache.iceberg.exceptions.CleanableFailure"
 
 
@@ -73,8 +70,6 @@ class IcebergCommitter:
         # two calls to the JVM.
         self._vectors: dict[str, JavaObject] = {}
         self._login_refused = False
-        executors = table.iceberg.relocated.com.google.common.util.concurrent.MoreExecutors
-        self._same_thread = executors.newDirectExecutorService()
         self._may_write_itself: bool | None = None
         """Whether this Iceberg lets a commit choose who writes manifests, as 1.12 does. None: not asked yet."""
 
@@ -261,14 +256,12 @@ class IcebergCommitter:
 
         :return: its snapshot.
         """
-        # After Iceberg's pool has read or written manifests, the commit notices it up to 10 ms later (`Tasks.waitFor`).
-        # On a disk this is longer than the work. Writing is shared out only from 15,000 files on.
-        if urlsplit(self._table.spec.location).scheme in _NEAR:
-            change = change.scanManifestsWith(self._same_thread)
+        if self._table.waits_for_no_pool:
+            change = change.scanManifestsWith(self._table.same_thread)
         if self._may_write_itself is None:
             self._may_write_itself = "writeManifestsWith" in dir(change)
-        if self._may_write_itself:
-            change = change.writeManifestsWith(self._same_thread, 1)
+        if self._may_write_itself:  # anywhere: the pool shares writing out only from 15,000 files on
+            change = change.writeManifestsWith(self._table.same_thread, 1)
         change.commit()
         return self._table.snapshot_of(transaction.table().currentSnapshot())
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any
+from urllib.parse import urlsplit
 
 from py4j.java_gateway import JavaObject
 from pyiceberg.types import FixedType
@@ -26,6 +27,8 @@ from sink.targets.seam import Table
 from sink.targets.upkeep_values import no_condition
 from sink.targets.values import OF_POSITION
 
+_NEAR = ("", "file")
+"""Schemes of locations whose files are read and written within milliseconds, also one after the other."""
 _STORAGE_CREDENTIALS = "org.apache.iceberg.io.SupportsStorageCredentials"
 
 
@@ -73,6 +76,9 @@ class JavaTable(Bridge, IcebergState, Table):
         assert jvm is not None
         super().__init__(jvm, name, table)
         self.spark = spark
+        executors = self.iceberg.relocated.com.google.common.util.concurrent.MoreExecutors
+        self.same_thread = executors.newDirectExecutorService()
+        """An executor that does all in the thread that asks for it."""
         self._load = load
         self._loaded_at = time.time()
         self._seen: JavaObject | None = None
@@ -194,8 +200,21 @@ class JavaTable(Bridge, IcebergState, Table):
         """
         if self.snapshot_id() is None:
             return self.java_list([])
-        scan = self.java.newScan()
+        scan = self.scan()
         return self.as_list((scan if condition is None else scan.filter(condition)).planFiles())
+
+    @property
+    def waits_for_no_pool(self) -> bool:
+        """Whether Iceberg is to read and write manifests in the thread that asks. When its pool has done that, it is
+        noticed up to 10 ms later, each time (`Tasks.waitFor`, `ParallelIterable`). On a disk this is longer than the
+        work.
+        """
+        return urlsplit(self.spec.location).scheme in _NEAR
+
+    def scan(self) -> JavaObject:
+        """A scan of the current snapshot."""
+        scan = self.java.newScan()
+        return scan.planWith(self.same_thread) if self.waits_for_no_pool else scan
 
     def condition(self, text: str) -> JavaObject:
         """A condition in Spark SQL as Iceberg's expression, which the procedures' `where` becomes in the same way.

@@ -15,7 +15,7 @@ from sink.targets.values import TouchedFiles
 
 def touched_files(table: JavaTable, paths: Collection[str]) -> TouchedFiles:
     """See `Table.touched_files`."""
-    scans = table.as_list(table.java.newScan().useSnapshot(table.snapshot_id()).planFiles())
+    scans = table.as_list(table.scan().useSnapshot(table.snapshot_id()).planFiles())
     live = table.scanned_paths(scans)
     places = {path: number for number, path in enumerate(live) if path in paths}
     missing = set(paths) - places.keys()
