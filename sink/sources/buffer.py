@@ -22,14 +22,13 @@ from sink.errors import DataError, TemporaryError
 from sink.sources.engine import LAST_ERROR, is_running
 from sink.sources.kafka import KafkaSource, raw_records
 from sink.sources.source import Held, Position, Range, Stream, TableBatch
-from sink.sources.topics import Admin, Offsets, Places, places_of
+from sink.sources.topics import Admin, At, Offsets, Places, places_of
 from sink.spark.expressions import any_of
 
 log = logging.getLogger("rowdelta")
 
 _PARTITION = "0"
 _SEGMENT = re.compile(r"(\d{20})-(\d+)-(\d+)\.tsv")
-_EARLIEST, _LATEST = "earliest", "latest"
 _FIELDS = ("offset", "timestamp", "key", "headers", "value")
 
 
@@ -180,7 +179,7 @@ class BufferSource(KafkaSource):
     def _offsets(self, batch_id: int) -> tuple[dict[str, Offsets], dict[str, Offsets]]:
         if self._read is None or self._read[0] != batch_id:
             before = self._begin if self._read is None else self._read[2]
-            ends = self._admin().offsets(list(self._begin), _LATEST)
+            ends = self._admin().offsets(list(self._begin), "latest")
             self._read = batch_id, before, ends
         return self._read[1:]
 
@@ -228,15 +227,6 @@ class _Buffer(Admin):
         found = [(name, file) for file in files if (name := _SEGMENT.fullmatch(file.name))]
         return sorted(Segment(int(name[1]), int(name[1]) + int(name[2]), int(name[3]), file) for name, file in found)
 
-    def latest(self) -> str:
-        return _LATEST
-
-    def earliest(self) -> str:
-        return _EARLIEST
-
-    def at(self, timestamp: int) -> int:
-        return timestamp
-
     def topics(self) -> list[str]:
         return sorted(self._state()["ends"])
 
@@ -247,20 +237,20 @@ class _Buffer(Admin):
         state = self._state()
         return {topic: state["id"] for topic in topics if "id" in state}
 
-    def offsets(self, topics: Sequence[str], spec: str | int) -> dict[str, Offsets]:
+    def offsets(self, topics: Sequence[str], at: At) -> dict[str, Offsets]:
         ends: Mapping[str, int] = self._state()["ends"]
 
         def offset(topic: str) -> int:
-            if spec == _LATEST:
+            if at == "latest":
                 return ends.get(topic, 0)
-            segments = (s for s in self.segments(topic) if spec == _EARLIEST or s.written >= int(spec))
-            none = ends.get(topic, 0) if spec == _EARLIEST else -1
+            segments = (s for s in self.segments(topic) if at == "earliest" or s.written >= at)
+            none = ends.get(topic, 0) if at == "earliest" else -1
             return min((segment.first for segment in segments), default=none)
 
         return {topic: {_PARTITION: offset(topic)} for topic in topics}
 
     def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
-        return self.offsets(topics, _LATEST)
+        return self.offsets(topics, "latest")
 
     def first_since(self, times: Mapping[tuple[str, str], int]) -> dict[tuple[str, str], tuple[int, int]]:
         """As `sink.sources.kafka` asks: of each partition the first event at or after a time, and its own time."""

@@ -33,6 +33,7 @@ from sink.sources.source import Behind, Position, Range, SharedRead, Stream, Tab
 from sink.sources.topics import (
     EARLIEST,
     Admin,
+    At,
     Offsets,
     Places,
     Topics,
@@ -261,7 +262,7 @@ class KafkaSource(Topics):
         partition is added, messages of a key go to another one, and only their times say which are older.
         """
         with self._admin() as admin:
-            latest = admin.offsets([topic], admin.latest()).get(topic, {})
+            latest = admin.offsets([topic], "latest").get(topic, {})
             first = admin.first_since({(topic, p): 0 for p in new})
             begin = {p: offset for p, offset in had.items() if offset < latest.get(p, 0)}
             if not first or not begin:
@@ -307,7 +308,7 @@ class KafkaSource(Topics):
         :return: None if the topics have none of these records any more.
         """
         with self._admin() as admin:
-            earliest = admin.offsets(table.topics, admin.earliest())
+            earliest = admin.offsets(table.topics, "earliest")
         ranges, ends = list[Range](), places_of(table, end)
         for topic, offsets in places_of(table, first).items():
             here, to = earliest.get(topic, {}), ends.get(topic, {})
@@ -322,7 +323,7 @@ class KafkaSource(Topics):
         :raises ConfigError: there is no such topic.
         """
         with self._admin() as admin:
-            found = admin.offsets(table.topics, admin.latest())
+            found = admin.offsets(table.topics, "latest")
             if not found:
                 raise admin.no_topic(table.source)
             return position_of(table, found)
@@ -334,7 +335,7 @@ class KafkaSource(Topics):
         :param timestamp: milliseconds since 1970. None means the first message of all.
         """
         with self._admin() as admin:
-            found = admin.offsets(table.topics, admin.earliest() if timestamp is None else admin.at(timestamp))
+            found = admin.offsets(table.topics, "earliest" if timestamp is None else timestamp)
         return {p: offset for p, offset in position_of(table, found).items() if offset >= 0}
 
     def _frame(self, spark: SparkSession, ranges: Sequence[Range], tasks: int | None = None) -> DataFrame:
@@ -493,6 +494,7 @@ class _Admin(Admin):
         self._jvm = jvm
         super().__init__(options["kafka.bootstrap.servers"])
         self._milliseconds = jvm.java.util.concurrent.TimeUnit.MILLISECONDS
+        self._specs = jvm.org.apache.kafka.clients.admin.OffsetSpec
         isolation = jvm.org.apache.kafka.common.IsolationLevel
         self._uncommitted = isolation.READ_UNCOMMITTED
         level = (READ_OPTIONS | dict(options))[_ISOLATION]
@@ -522,26 +524,18 @@ class _Admin(Admin):
     def __exit__(self, *_: object) -> None:
         self._client.close()
 
-    def latest(self) -> JavaObject:
-        return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.latest()
-
-    def earliest(self) -> JavaObject:
-        return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.earliest()
-
-    def at(self, timestamp: int) -> JavaObject:
-        return self._jvm.org.apache.kafka.clients.admin.OffsetSpec.forTimestamp(timestamp)
-
     def topics(self) -> list[str]:
         """Names of all topics, without Kafka's internal ones."""
         # joined in the JVM, because iterating over a Java set from Python takes round trips for each name
         names = self._get(self._client.listTopics().names())
         return [name for name in str(self._jvm.java.lang.String.join(",", names)).split(",") if name]
 
-    def offsets(self, topics: Sequence[str], spec: JavaObject) -> dict[str, Offsets]:
+    def offsets(self, topics: Sequence[str], at: At) -> dict[str, Offsets]:
+        spec = self._specs.forTimestamp(at) if isinstance(at, int) else getattr(self._specs, at)()
         return self._listed(topics, spec, self._level)
 
     def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
-        return self._listed(topics, self.latest(), self._uncommitted)
+        return self._listed(topics, self._specs.latest(), self._uncommitted)
 
     def _listed(self, topics: Sequence[str], spec: JavaObject, level: JavaObject) -> dict[str, Offsets]:
         """:param spec: an `OffsetSpec`."""
@@ -568,7 +562,7 @@ class _Admin(Admin):
         query = self._jvm.java.util.HashMap()
         partition_of = self._jvm.org.apache.kafka.common.TopicPartition
         for (topic, partition), timestamp in times.items():
-            query.put(partition_of(topic, int(partition)), self.at(timestamp))
+            query.put(partition_of(topic, int(partition)), self._specs.forTimestamp(timestamp))
         found: dict[Part, tuple[int, int]] = {}
         for entry in self._get(self._client.listOffsets(query).all(), [topic for topic, _ in times]).entrySet():
             place, info = entry.getKey(), entry.getValue()

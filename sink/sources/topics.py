@@ -4,7 +4,7 @@ import json
 from abc import ABC, abstractmethod
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager
-from typing import Any
+from typing import Literal, TypeAlias
 
 from changelog.amounts import amount
 from sink.config import TableSection
@@ -15,6 +15,8 @@ Offsets = dict[str, int]
 """Partition -> next offset."""
 Places = dict[str, Offsets]
 """Topic -> its offsets."""
+At: TypeAlias = Literal["earliest", "latest"] | int
+"""A partition's first message, its end, or the first message at or after a time in milliseconds."""
 EARLIEST = -2
 """Stands for a partition's first offset in Spark's options."""
 _LATEST = -1
@@ -74,25 +76,13 @@ class Admin(ABC):
         self.servers = servers
 
     @abstractmethod
-    def latest(self) -> Any:
-        """The end of a partition, for `offsets`."""
-
-    @abstractmethod
-    def earliest(self) -> Any:
-        """The first message of a partition, for `offsets`."""
-
-    @abstractmethod
-    def at(self, timestamp: int) -> Any:
-        """The first message at or after `timestamp` (milliseconds), for `offsets`; offset -1 if there is none."""
-
-    @abstractmethod
     def topics(self) -> list[str]:
         """Names of all topics, without Kafka's internal ones."""
 
     @abstractmethod
-    def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
-        """Topic -> offsets that `spec` selects. A topic that doesn't exist is left out. A topic ends where a
-        transaction is open, as for who reads it, unless the options say `read_uncommitted`.
+    def offsets(self, topics: Sequence[str], at: At) -> dict[str, Offsets]:
+        """Topic -> offsets of its partitions, -1 where no message is so late. A topic that doesn't exist is left out. A
+        topic ends where a transaction is open, as for who reads it, unless the options say `read_uncommitted`.
         """
 
     @abstractmethod
@@ -103,7 +93,7 @@ class Admin(ABC):
         """The first offsets and the ends of topics. Topics and partitions that were created between both looks are left
         out: the next call has them.
         """
-        first, end = self.offsets(topics, self.earliest()), self.offsets(topics, self.latest())
+        first, end = self.offsets(topics, "earliest"), self.offsets(topics, "latest")
         both = {topic: first[topic].keys() & end[topic].keys() for topic in first if topic in end}
 
         def known(offsets: Mapping[str, Offsets]) -> dict[str, Offsets]:
@@ -260,7 +250,7 @@ class Topics(ABC):
     def _configured(self, admin: Admin, topic: str, earliest: Offsets, latest: Offsets) -> Offsets:
         by_name = {name.lower(): value for name, value in self._options.items()}
         if "startingtimestamp" in by_name:
-            found = admin.offsets([topic], admin.at(_milliseconds(by_name["startingtimestamp"])))[topic]
+            found = admin.offsets([topic], _milliseconds(by_name["startingtimestamp"]))[topic]
             return {p: found[p] if found[p] >= 0 else latest[p] for p in latest}
         text = by_name.get("startingoffsets", "earliest")
         if text in ("earliest", "latest"):

@@ -7,7 +7,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from types import SimpleNamespace
-from typing import Any
 from unittest.mock import Mock
 
 import pytest
@@ -16,7 +15,7 @@ from pyspark.sql import SparkSession
 from sink.config import Config, TableSection
 from sink.errors import ConfigError, DataError, RowdeltaError, TableError
 from sink.sources.kafka import KafkaSource
-from sink.sources.topics import Admin, Offsets, Topics
+from sink.sources.topics import Admin, At, Offsets, Topics
 
 TABLE = TableSection.model_validate(
     {"source": "t", "target": "lake.shop.t", "key": ["id"], "columns": {"id": "bigint"}}
@@ -35,24 +34,19 @@ class Cluster(Admin, Topics):
     def _admin(self) -> Iterator[Admin]:
         yield self
 
-    def latest(self) -> int:
-        return self._end
-
-    def earliest(self) -> int:
-        return self._first
-
-    def at(self, timestamp: int) -> int:
-        return timestamp if timestamp < self._end else -1
-
     def topics(self) -> list[str]:
         return ["t"]
 
-    def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
-        return {topic: {"0": spec} for topic in topics if topic == "t"}
+    def offsets(self, topics: Sequence[str], at: At) -> dict[str, Offsets]:
+        if isinstance(at, int):
+            offset = at if at < self._end else -1
+        else:
+            offset = {"earliest": self._first, "latest": self._end}[at]
+        return {topic: {"0": offset} for topic in topics if topic == "t"}
 
     def ends(self, topics: Sequence[str]) -> dict[str, Offsets]:
         """A transaction of ten messages is open."""
-        return self.offsets(topics, self._end + 10)
+        return {topic: {"0": self._end + 10} for topic in topics if topic == "t"}
 
 
 @pytest.mark.parametrize(
@@ -76,9 +70,10 @@ class Growing(Cluster):
         super().__init__(20, 100)
         self._partitions = 0
 
-    def offsets(self, topics: Sequence[str], spec: Any) -> dict[str, Offsets]:
+    def offsets(self, topics: Sequence[str], at: At) -> dict[str, Offsets]:
         self._partitions += 1
-        return {topic: {str(p): spec for p in range(self._partitions)} for topic in topics}
+        found = super().offsets(topics, at)
+        return {topic: {str(p): offsets["0"] for p in range(self._partitions)} for topic, offsets in found.items()}
 
 
 def test_a_partition_that_is_created_between_two_looks() -> None:
