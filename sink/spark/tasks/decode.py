@@ -4,6 +4,7 @@ import itertools
 import zlib
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pyarrow as pa
@@ -13,7 +14,7 @@ from changelog.changes import RAW_SCHEMA
 from changelog.decoding import ChangelogDecoder, Stated, decoded_together
 from changelog.formats.row_kind_parquet import SOURCE, FileReader, typed_records
 from changelog.rows import BLOCK, FILE, ROW
-from sink.spark.exchange import Step
+from sink.spark.exchange import LOCAL, Step
 from sink.spark.tasks.worker import forget_archives
 
 
@@ -97,18 +98,19 @@ def decode_files(
     sources: Mapping[str, str],
     read: Accumulator[list[tuple[str, int]]],
     then: Step,
-    files: Iterable[tuple[str, bytes]],
+    files: Iterable[tuple[str, bytes | None]],
 ) -> Iterator[pa.RecordBatch]:
     """Decode a task's Parquet files, and pass the changes to `then`.
 
-    :param files: paths and contents.
+    :param files: paths and contents, see `sink.spark.exchange.WholeFiles`.
     :param sources: by the files' paths how Spark's reader spells them, in the order of files.
     :param read: collects each file's path with the checksum of what was read.
     """
     numbers = {path: number for number, path in enumerate(sources)}
 
     def records() -> Iterator[pa.RecordBatch]:
-        for path, content in files:
+        for path, given in files:
+            content = Path(path.removeprefix(LOCAL)).read_bytes() if given is None else given
             read.add([(path, zlib.crc32(content))])
             yield from reader(content, sources[path], numbers[path])
 
