@@ -96,18 +96,21 @@ def test_rows_go_through_spark_to_their_task_in_bounded_pieces(spark: SparkSessi
 
 
 @pytest.mark.versions
-def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: Path) -> None:
+@pytest.mark.parametrize("by", ["Hadoop", "the task"])
+def test_so_do_rows_of_files_that_are_read_whole(spark: SparkSession, tmp_path: Path, by: str) -> None:
     paths = [tmp_path / f"part {part} %20 é" for part in "abcde"]
     for number, path in enumerate(paths):
         path.write_bytes(struct.pack("!q", number))
 
-    def read(contents: Iterable[tuple[str, bytes]]) -> Iterator[pa.RecordBatch]:
+    def read(contents: Iterable[tuple[str, bytes | None]]) -> Iterator[pa.RecordBatch]:
         for path, content in contents:
             assert path.startswith("file:/")
+            assert (content is None) == (by == "the task")
+            content = Path(path.removeprefix("file:")).read_bytes() if content is None else content
             first = 2_000 * struct.unpack("!q", content)[0]
             yield pa.record_batch({"id": pa.array(range(first, first + 2_000), pa.int64())})
 
-    whole = files([str(path) for path in paths], spark.sparkContext)
+    whole = files([f"{'' if by == 'Hadoop' else 'file:'}{path}" for path in paths], spark.sparkContext)
     _check(files_exchanged(whole, lambda contents: deal(read(contents)), 3, look))
     for tasks in (1, 3):
         seen = files_by_each(whole, tasks, lambda contents: look(read(contents))).collect()
